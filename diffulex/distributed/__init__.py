@@ -1,0 +1,1 @@
+"""Sizes, ranks and collectives of a model that is spread over several processes."""

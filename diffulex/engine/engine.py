@@ -1,0 +1,256 @@
+"""`DiffulexEngine`: requests in, outputs out. A step is schedule, run, postprocess.
+
+One engine lives in one process and is not thread-safe. `generate` is the offline loop over `add_request` and
+`step`; servers and tests drive those themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import importlib
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from diffulex.config import Config
+from diffulex.engine.model_runner import AutoModelRunner, MultiBlockModelRunnerTemplate
+from diffulex.engine.outputs import build_output, invalid_output
+from diffulex.engine.request import AutoReq, MultiBlockReqTemplate
+from diffulex.engine.scheduler import AutoScheduler, MultiBlockSchedulerTemplate
+from diffulex.logger import LoggerMixin
+from diffulex.sampling_params import SamplingParams
+from diffulex.utils.output import GenerationOutput, RequestOutput, StepReport
+from diffulex.utils.progress import GenerationProgress
+from diffulex.utils.tokenizer import IncrementalDecoder, load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from diffulex.engine.plan import StepPlan, StepResult
+
+
+class DiffulexEngine(LoggerMixin):
+    """A loaded checkpoint that decodes with one strategy.
+
+    Args:
+        model: local checkpoint directory.
+        **kwargs: fields of `diffulex.config.Config`; unknown ones are ignored with one warning.
+
+    Raises:
+        ConfigError: settings that are wrong or do not go together; raised before weights are loaded.
+        CheckpointError: a checkpoint that cannot be read.
+    """
+
+    def __init__(self, model: str, **kwargs: Any) -> None:
+        self._exited = True
+        importlib.import_module("diffulex.strategy")
+        config = Config.from_keywords(model=model, **kwargs)
+        self.tokenizer = load_tokenizer(
+            config.checkpoint, config.checkpoint.tokenizer_path, trust_remote_code=config.trust_remote_code
+        )
+        self.runner = _make_runner(config)
+        self.config = dataclasses.replace(config, num_pages=self.runner.memory_plan.num_pages)
+        self.scheduler = _make_scheduler(self.config)
+        self._next_id = 0
+        self._exited = False
+        atexit.register(self.exit)
+
+    # Requests ---------------------------------------------------------------------------------------------
+
+    def add_request(self, prompt: str | Sequence[int], sampling_params: SamplingParams | None = None) -> int:
+        """Queues one prompt (text or token ids) and returns its request id.
+
+        Raises:
+            ValueError: the prompt is empty, too long, holds an id outside the vocabulary, or needs more pages
+                than there are. Nothing is queued then.
+        """
+        token_ids = self.encode(prompt)
+        req_class = AutoReq.get(self.config.decoding_strategy)
+        req = req_class(token_ids, sampling_params, self.config)
+        if not isinstance(req, MultiBlockReqTemplate):
+            raise TypeError(f"{type(req).__name__} is no MultiBlockReqTemplate")
+        req.req_id = self._next_id
+        if req.sampling_params.stop:
+            req.stop_rules.attach_text(self.tokenizer, IncrementalDecoder(self.tokenizer))
+        self.scheduler.add(req)
+        self._next_id += 1
+        return req.req_id
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a prompt; ids are checked against the vocabulary.
+
+        Raises:
+            ValueError: an id is outside the vocabulary.
+        """
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
+        limit = self.config.checkpoint.vocab_size
+        if ids and not (0 <= min(ids) and max(ids) < limit):
+            wrong = next(one for one in ids if not 0 <= one < limit)
+            raise ValueError(f"token id {wrong} is outside the vocabulary (0 to {limit - 1})")
+        return ids
+
+    def abort_request(self, req_id: int) -> bool:
+        """Ends a request now and frees its pages; False when it is not there any more."""
+        return self._abort(req_id) is not None
+
+    def _abort(self, req_id: int) -> RequestOutput | None:
+        req = self.scheduler.abort(req_id)
+        return None if req is None else build_output(req, self.tokenizer)
+
+    def is_finished(self) -> bool:
+        """True when every request has ended."""
+        return self.scheduler.is_finished()
+
+    # Steps ------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepReport:
+        """One forward pass over the batch; the report holds the outputs that ended with it."""
+        start = time.perf_counter()
+        with self.runner.profiler.span("schedule"):
+            plan = self.scheduler.schedule()
+        scheduled = time.perf_counter()
+        if not plan.spans:
+            return StepReport(plan.step_id, 0, 0, 0, 0, scheduled - start, {}, ())
+        result = self.runner.run(plan)
+        ran = time.perf_counter()
+        with self.runner.profiler.span("post"):
+            finished = self.scheduler.postprocess(plan, result)
+        end = time.perf_counter()
+        self._note_step(plan, result, end, end - start)
+        times = {"schedule": scheduled - start, **result.times, "post": end - ran}
+        return StepReport(
+            step_id=plan.step_id,
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            num_tokens_forwarded=plan.num_rows,
+            num_tokens_filled=int(result.accepted.sum()),
+            step_time=end - start,
+            times=times,
+            finished=tuple(build_output(req, self.tokenizer) for req in finished),
+        )
+
+    def _note_step(self, plan: StepPlan, result: StepResult, now: float, seconds: float) -> None:
+        """First-token times, and with ``save_trace`` the record of every request of the step."""
+        for index, span in enumerate(plan.spans):
+            req = span.req
+            if req.first_token_time is None and req.num_decoded:
+                req.first_token_time = now
+            if self.config.save_trace:
+                rows = slice(result.row_offsets[index], result.row_offsets[index + 1])
+                taken = result.accepted[rows]
+                filled = zip(
+                    result.positions[rows][taken].tolist(),
+                    result.tokens[rows][taken].tolist(),
+                    result.confidences[rows][taken].tolist(),
+                    strict=True,
+                )
+                req.record(span, list(filled), (plan.step_id, seconds))
+
+    # Offline generation -----------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        on_finish: Callable[[int, RequestOutput], None] | None = None,
+        on_step: Callable[[StepReport], None] | None = None,
+        on_invalid: Literal["raise", "record"] = "raise",
+    ) -> GenerationOutput:
+        """Decodes all prompts and returns their outputs in the same order.
+
+        Args:
+            prompts: texts, or lists of token ids.
+            sampling_params: one for all, or one a prompt.
+            use_tqdm: show a progress bar on stderr.
+            on_finish: called with index and output as soon as a prompt has ended.
+            on_step: called after each engine step.
+            on_invalid: a prompt that cannot be queued raises before anything runs, or becomes an output with
+                ``finish_reason`` ``error``.
+
+        Raises:
+            ValueError: the numbers of prompts and parameters differ, or a prompt is invalid.
+            KeyboardInterrupt: passed on after the prompts that had not ended were aborted.
+        """
+        start = time.perf_counter()
+        params = _params_for(prompts, sampling_params)
+        outputs: dict[int, RequestOutput] = {}
+        index_of: dict[int, int] = {}
+
+        progress = GenerationProgress(len(prompts), enabled=use_tqdm)
+
+        def finish(index: int, output: RequestOutput) -> None:
+            output.req_id = index
+            outputs[index] = output
+            progress.finished(output)
+            if on_finish is not None:
+                on_finish(index, output)
+
+        try:
+            for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+                try:
+                    index_of[self.add_request(prompt, one)] = index
+                except ValueError as error:
+                    if on_invalid == "raise":
+                        raise ValueError(f"prompt {index}: {error}") from error
+                    finish(index, invalid_output(index, str(error)))
+            with progress:
+                while len(outputs) < len(prompts):
+                    report = self.step()
+                    for output in report.finished:
+                        if output.req_id in index_of:
+                            finish(index_of[output.req_id], output)
+                    progress.stepped(report)
+                    if on_step is not None:
+                        on_step(report)
+        finally:
+            for req_id, index in index_of.items():
+                if index not in outputs:
+                    self._abort(req_id)
+        return GenerationOutput([outputs[i] for i in range(len(prompts))], time.perf_counter() - start)
+
+    # End --------------------------------------------------------------------------------------------------
+
+    def exit(self) -> None:
+        """Frees model and cache and ends profiling; may be called more than once."""
+        if not self._exited:
+            self._exited = True
+            atexit.unregister(self.exit)
+            self.runner.exit()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.exit()
+
+
+def _make_runner(config: Config) -> MultiBlockModelRunnerTemplate:
+    runner = AutoModelRunner.get(config.decoding_strategy)(config, 0, [])
+    if not isinstance(runner, MultiBlockModelRunnerTemplate):
+        raise TypeError(f"{type(runner).__name__} is no MultiBlockModelRunnerTemplate")
+    return runner
+
+
+def _make_scheduler(config: Config) -> MultiBlockSchedulerTemplate:
+    scheduler = AutoScheduler.get(config.decoding_strategy)(config)
+    if not isinstance(scheduler, MultiBlockSchedulerTemplate):
+        raise TypeError(f"{type(scheduler).__name__} is no MultiBlockSchedulerTemplate")
+    return scheduler
+
+
+def _params_for(
+    prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    if isinstance(prompts, str):
+        raise ValueError("prompts must be a list of strings or of token id lists, not one string")
+    if params is None or isinstance(params, SamplingParams):
+        return [params if params is not None else SamplingParams()] * len(prompts)
+    if len(params) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling_params; give one for each")
+    return list(params)

@@ -1,0 +1,148 @@
+"""Owns model, KV cache and sampler of one rank, and turns a `StepPlan` into a `StepResult`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from diffulex.attention.metadata import MetadataSlot, set_fetch_fn_for_attn_metadata
+from diffulex.engine.memory import CacheShape, MemoryPlan, plan_memory
+from diffulex.engine.plan import StepPlan, StepResult
+from diffulex.logger import get_logger
+from diffulex.mixin.multi_block.model_runner import Decisions, MultiBlockRunnerMixin
+from diffulex.model.loader import load_model
+from diffulex.profiling import Profiler
+from diffulex.sampler.base import AutoSampler
+from diffulex.settings.defaults import MODEL_DEFAULTS
+from diffulex.utils.device import memory_facts, resolve_device, resolve_dtype
+from diffulex.utils.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.synchronize import Event
+
+    from diffulex.config import Config
+    from diffulex.mixin.multi_block.batch import BlockBatch
+    from diffulex.model.decoder import DiffusionLM
+
+logger = get_logger(__name__)
+
+
+class ModelRunnerBase:
+    """Loads the model, makes the KV cache, binds the attention metadata. Made by the engine, one a rank.
+
+    A strategy names its metadata either in `attn_metadata` or by calling `init_attn_metadata_fn` before this
+    constructor; both only store functions.
+    """
+
+    #: Metadata object of the strategy, bound before the model is built.
+    attn_metadata: ClassVar[MetadataSlot[Any] | None] = None
+    set_attn_metadata: Callable[..., None] | None = None
+    reset_attn_metadata: Callable[[], None] | None = None
+
+    def __init__(self, config: Config, rank: int, event: Event | list[Event]) -> None:
+        self.config = config
+        self.rank = rank
+        self.event = event
+        self.device = resolve_device(config, rank)
+        self.dtype = resolve_dtype(config)
+        self.profiler = Profiler(config.profiler_config, rank)
+        if self.set_attn_metadata is None:
+            if self.attn_metadata is None:
+                raise TypeError(
+                    f"{type(self).__name__} names no attention metadata; set attn_metadata or call "
+                    "init_attn_metadata_fn before super().__init__"
+                )
+            slot = self.attn_metadata
+            set_fetch_fn_for_attn_metadata(slot.fetch)
+            self.init_attn_metadata_fn(slot.set, slot.reset, slot.fetch)
+        self.shift_logits = MODEL_DEFAULTS[config.model_name].shift_logits
+        self.model = self.load_model()
+        self.sampler = AutoSampler.get(config.sampling_mode)()
+        self.memory_plan = self.allocate_cache()
+        self.max_logits_rows = self.memory_plan.max_logits_rows
+        self.profiler.start()
+
+    def init_attn_metadata_fn(
+        self, set_fn: Callable[..., None], reset_fn: Callable[[], None], fetch_fn: Callable[[], Any]
+    ) -> None:
+        """Stores how the metadata of a forward is set, reset and fetched."""
+        self.set_attn_metadata = set_fn
+        self.reset_attn_metadata = reset_fn
+        self.fetch_attn_metadata = fetch_fn
+
+    def load_model(self) -> DiffusionLM:
+        """The model of the checkpoint, on the device, in evaluation mode."""
+        return load_model(self.config, self.device, self.dtype)
+
+    def allocate_cache(self) -> MemoryPlan:
+        """Plans the memory and gives each attention layer its keys and values.
+
+        The pages are not cleared: a slot is only read after it was written.
+        """
+        model = self.model
+        shape = CacheShape(model.num_layers, model.num_kv_heads, model.head_dim, self.dtype.itemsize)
+        plan = plan_memory(self.config, shape, model.vocab_size, memory_facts(self.device).free)
+        size = (plan.num_pages, self.config.page_size, shape.num_kv_heads, shape.head_dim)
+        for layer in model.attention_layers():
+            layer.k_cache = torch.empty(size, dtype=self.dtype, device=self.device)
+            layer.v_cache = torch.empty(size, dtype=self.dtype, device=self.device)
+        return plan
+
+    def exit(self) -> None:
+        """Ends profiling and lets go of model and cache."""
+        self.profiler.stop()
+        for layer in self.model.attention_layers():
+            layer.k_cache = layer.v_cache = None
+
+
+class MultiBlockModelRunnerTemplate(MultiBlockRunnerMixin, ModelRunnerBase):  # type: ignore[misc]
+    """Runner of block strategies: one ragged forward a step.
+
+    The mixin states what it needs of a model as a protocol; the base fills it with a `DiffusionLM`.
+    """
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Forwards and samples `plan`; requests with logits that are not finite are reported, not raised."""
+        clock = [time.perf_counter()]
+        with self.profiler.span("prepare"):
+            batch = self.prepare(plan.spans)
+        clock.append(time.perf_counter())
+        with self.profiler.span("forward"):
+            hidden = self.forward(batch)
+        clock.append(time.perf_counter())
+        with self.profiler.span("sample"):
+            decisions = self.sample(hidden, batch)
+        clock.append(time.perf_counter())
+        self.profiler.step()
+        parts = {name: clock[i + 1] - clock[i] for i, name in enumerate(("prepare", "forward", "sample"))}
+        return self._collect(batch, decisions, parts)
+
+    def _collect(self, batch: BlockBatch, decisions: Decisions, times: dict[str, float]) -> StepResult:
+        failed: dict[int, str] = {}
+        bad = np.flatnonzero(~np.isfinite(decisions.confidences))
+        if len(bad):
+            spans = np.searchsorted(batch.row_offsets, bad, side="right") - 1
+            for span in np.unique(spans):
+                first = int(batch.sample_positions[bad[spans == span][0]])
+                failed[int(span)] = f"the logits at position {first} are not finite (NaN or infinity)"
+        return StepResult(
+            row_offsets=batch.row_offsets,
+            positions=batch.sample_positions,
+            tokens=decisions.tokens,
+            confidences=decisions.confidences,
+            accepted=decisions.accepted,
+            failed=failed,
+            times=times,
+        )
+
+
+class _ModelRunnerRegistry(Registry[ModelRunnerBase]):
+    """Model runners by decoding strategy."""
+
+
+AutoModelRunner: _ModelRunnerRegistry = _ModelRunnerRegistry("model runner", ModelRunnerBase)

@@ -1,0 +1,1 @@
+"""Layers that every model family is built from."""

@@ -1,0 +1,60 @@
+"""Token embedding and output head, divided among processes by rows of the vocabulary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding, linear
+
+from diffulex.distributed.collectives import all_gather_last, all_reduce
+from diffulex.distributed.state import SINGLE, ParallelState
+from diffulex.layer.weights import WeightSlot
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _VocabularyRows(nn.Module):
+    """Holds the rows ``[rank * n, (rank + 1) * n)`` of a ``[vocab_size, hidden_size]`` matrix."""
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, parallel: ParallelState = SINGLE
+    ) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.parallel = parallel
+        num_rows = parallel.share(vocab_size, "vocabulary size")
+        self.first_row = parallel.rank * num_rows
+        self.weight = nn.Parameter(torch.empty(num_rows, hidden_size, dtype=dtype), requires_grad=False)
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        """``weight``."""
+        shape = (self.vocab_size, self.weight.shape[1])
+        return {"weight": WeightSlot(self.weight.data, shape, 0, self.first_row)}
+
+
+class VocabEmbedding(_VocabularyRows):
+    """Token ids -> vectors: ``[T] int64 -> [T, hidden_size]``."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The embedding of each id; ids are below the vocabulary size."""
+        if self.parallel.size == 1:
+            return embedding(input_ids, self.weight)
+        local = input_ids - self.first_row
+        is_here = (local >= 0) & (local < self.weight.shape[0])
+        vectors = embedding(local * is_here, self.weight) * is_here.unsqueeze(-1)
+        return all_reduce(vectors, self.parallel)
+
+
+class OutputHead(_VocabularyRows):
+    """Hidden states -> logits: ``[N, hidden_size] -> [N, vocab_size]``, in the dtype of the weights."""
+
+    def tie(self, source: VocabEmbedding) -> None:
+        """Share the matrix of the embedding."""
+        self.weight = source.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits of the whole vocabulary, on every rank."""
+        return all_gather_last(linear(hidden, self.weight), self.parallel)

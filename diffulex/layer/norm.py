@@ -1,0 +1,38 @@
+"""Root mean square normalisation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.functional import rms_norm
+
+from diffulex.layer.weights import WeightSlot, vector, whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RMSNorm(nn.Module):
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last axis.
+
+    Mean, root and the product with the weight run in float32 and are rounded once, as the fused training
+    kernels do.
+    """
+
+    def __init__(self, size: int, eps: float, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.size = (size,)
+        self.eps = eps
+        self.weight = vector(size, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., size]``, in the dtype of `x`."""
+        if x.dtype == torch.float32:
+            return rms_norm(x, self.size, self.weight, self.eps)
+        return rms_norm(x.float(), self.size, self.weight.float(), self.eps).to(x.dtype)
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        """``weight``."""
+        return {"weight": whole(self.weight)}

@@ -1,0 +1,1 @@
+"""Behaviour that several strategies share, below the engine."""

@@ -1,0 +1,1 @@
+"""Batches, attention metadata and runner steps of block strategies."""

@@ -1,0 +1,1 @@
+"""Model families: names, networks and the loading of their weights."""

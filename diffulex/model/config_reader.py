@@ -1,0 +1,88 @@
+"""Reads typed values out of a checkpoint's config.json and reports everything wrong with it at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from diffulex.utils.checkpoint import CheckpointError
+
+if TYPE_CHECKING:
+    from diffulex.utils.checkpoint import CheckpointFacts
+
+T = TypeVar("T")
+
+
+class ConfigReader:
+    """Made by a family for one checkpoint. A key that is absent or null takes the default.
+
+    Wrong values are noted and replaced; `finish` raises when any were noted.
+    """
+
+    def __init__(self, facts: CheckpointFacts) -> None:
+        self._config = facts.config
+        self._path = facts.path / "config.json"
+        self._problems: list[str] = []
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        value = self._value(key, default)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+        return self._note(key, "a positive whole number", value, 1)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self._value(key, default)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            return float(value)
+        return self._note(key, "a positive number", value, 1.0)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value."""
+        value = self._value(key, default)
+        return value if isinstance(value, bool) else self._note(key, "true or false", value, default)
+
+    def rope_theta(self, default: float | None = None) -> float:
+        """The rotary base, in either spelling; scaled rotary embeddings are refused.
+
+        Files hold `rope_theta` and `rope_scaling`, or both inside `rope_parameters`.
+        """
+        parameters = self._config.get("rope_parameters")
+        parameters = parameters if isinstance(parameters, dict) else {}
+        scaling = self._config.get("rope_scaling") or parameters
+        kind = (
+            scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
+        )
+        if kind != "default":
+            self._note("rope_scaling", "absent, other rotary embeddings are not supported", kind, None)
+        stated = parameters.get("rope_theta", self._config.get("rope_theta"))
+        if isinstance(stated, int | float) and not isinstance(stated, bool) and stated > 0:
+            return float(stated)
+        if stated is None and default is not None:
+            return default
+        return self._note("rope_theta", "a positive number", stated, 1.0)
+
+    def expect(self, key: str, *supported: object) -> None:
+        """The key is absent, null, or one of the values that the network implements."""
+        value = self._config.get(key)
+        if value is not None and value not in supported:
+            self._note(key, " or ".join(repr(one) for one in supported), value, None)
+
+    def check(self, holds: bool, problem: str) -> None:
+        """Note `problem` unless `holds`."""
+        if not holds:
+            self._problems.append(problem)
+
+    def finish(self) -> None:
+        """Raise a `CheckpointError` that lists every problem noted."""
+        if self._problems:
+            raise CheckpointError(f"{self._path} cannot be used: {'; '.join(self._problems)}")
+
+    def _value(self, key: str, default: object) -> object:
+        value = self._config.get(key)
+        return default if value is None else value
+
+    def _note(self, key: str, rule: str, value: object, instead: T) -> T:
+        stated = "it is absent" if value is None else f"it is {value!r}"
+        self._problems.append(f"{key} must be {rule}, {stated}")
+        return instead

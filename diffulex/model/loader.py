@@ -1,0 +1,142 @@
+"""Builds the model of a checkpoint and fills its weights, one tensor at a time.
+
+Called by the model runner. Names, shapes and types are compared before the first weight is read.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress
+
+from diffulex.logger import get_logger
+from diffulex.model.catalog import family_of
+from diffulex.utils.checkpoint import CheckpointError, iter_weights, weight_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from diffulex.layer.weights import WeightSlot
+    from diffulex.model.decoder import DiffusionLM
+    from diffulex.utils.checkpoint import CheckpointFacts, TensorHeader
+
+logger = get_logger(__name__)
+_FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+class LoadSettings(Protocol):
+    """What loading needs of the configuration."""
+
+    @property
+    def model_name(self) -> str:
+        """Which family to build."""
+        ...
+
+    @property
+    def mask_token_id(self) -> int:
+        """Must be an id of the model's vocabulary."""
+        ...
+
+    @property
+    def checkpoint(self) -> CheckpointFacts:
+        """Where the weights are."""
+        ...
+
+
+def load_model(
+    config: LoadSettings, device: torch.device, dtype: torch.dtype, show_progress: bool = False
+) -> DiffusionLM:
+    """The model of `config.checkpoint` on `device`, in evaluation mode, all weights filled and finite.
+
+    Raises:
+        CheckpointError: the checkpoint is another family's, damaged, holds values that are not finite, or
+            lacks, misshapes or exceeds the model's tensors; all such names stand in the one message.
+    """
+    facts = config.checkpoint
+    started = time.perf_counter()
+    family = family_of(config.model_name, facts)
+    headers = weight_headers(facts)
+    with torch.device(device):
+        model = family.from_facts(facts, headers.keys(), dtype=dtype)
+    if not 0 <= config.mask_token_id < model.vocab_size:
+        raise CheckpointError(
+            f"mask_token_id ({config.mask_token_id}) must be below the vocabulary size ({model.vocab_size}) "
+            f"of {facts.path}; set mask_token_id to the id of the checkpoint's mask token"
+        )
+    slots = model.weight_slots()
+    unused = [name for name in headers if name not in slots and not name.endswith(model.ignored_suffixes)]
+    _compare(facts, slots, headers, unused)
+    num_bytes = sum(headers[name].num_bytes for name in slots)
+    with torch.inference_mode(), _progress(num_bytes, show_progress) as advance:
+        for name, tensor in iter_weights(facts):
+            if name in slots:
+                slots[name].load(tensor)
+                _check_finite(name, slots[name].target, headers[name])
+                advance(headers[name].num_bytes)
+    seconds = time.perf_counter() - started
+    size = num_bytes / 2**30
+    logger.info("loaded %s from %s: %.3f GiB in %.1f s", config.model_name, facts.path, size, seconds)
+    return model.eval()
+
+
+def _compare(
+    facts: CheckpointFacts,
+    slots: Mapping[str, WeightSlot],
+    headers: Mapping[str, TensorHeader],
+    unused: list[str],
+) -> None:
+    """Every name that is missing, left over, misshapen or of a type that cannot be read, in one error."""
+    missing = [name for name in slots if name not in headers]
+    both = [name for name in slots if name in headers]
+    misshapen = [
+        f"{name} is {list(headers[name].shape)}, must be {list(slots[name].shape)}"
+        for name in both
+        if headers[name].shape != slots[name].shape
+    ]
+    unreadable = [
+        f"{name} is {headers[name].dtype}" for name in both if headers[name].dtype not in _FLOAT_TYPES
+    ]
+    parts = [
+        f"{len(names)} {what}: {', '.join(names)}"
+        for what, names in (
+            ("missing", missing),
+            ("unused", unused),
+            ("misshapen", misshapen),
+            (f"not stored as one of {', '.join(sorted(_FLOAT_TYPES))}", unreadable),
+        )
+        if names
+    ]
+    if parts:
+        raise CheckpointError(
+            f"the weights in {facts.path} do not fit its config.json; {'; '.join(parts)}; "
+            "check that the files belong together and that model_name is right"
+        )
+
+
+def _check_finite(name: str, filled: Tensor, header: TensorHeader) -> None:
+    """A sum in float32 is finite exactly when all values are, or overflows; only then look closer."""
+    if bool(torch.isfinite(filled.sum(dtype=torch.float32))):
+        return
+    num_bad = int((~torch.isfinite(filled)).sum())
+    if num_bad:
+        raise CheckpointError(
+            f"{name} in {header.file} holds {num_bad} values that are not finite as {filled.dtype}; "
+            "fetch the file again or use a wider dtype"
+        )
+
+
+@contextmanager
+def _progress(num_bytes: int, show: bool) -> Iterator[Callable[[float], None]]:
+    """A function that reports how many more bytes are loaded; with `show` a bar on standard error."""
+    if not show:
+        yield lambda _: None
+        return
+    with Progress(*Progress.get_default_columns(), DownloadColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("loading weights", total=num_bytes)
+        yield lambda more: bar.advance(task, more)

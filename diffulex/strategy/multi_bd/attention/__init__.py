@@ -1,0 +1,1 @@
+"""Attention metadata of `multi_bd`."""

@@ -1,0 +1,1 @@
+"""Building blocks without torch models and without engine: registries, devices, checkpoints, output."""
