@@ -167,7 +167,9 @@ class BenchConfig:
         from diffulex.utils.tokenizer import load_tokenizer
 
         config = self.engine_config
-        if not load_tokenizer(config.checkpoint, config.tokenizer_path, config.trust_remote_code).chat_template:
+        if not load_tokenizer(
+            config.checkpoint, config.tokenizer_path, config.trust_remote_code
+        ).chat_template:
             place = config.tokenizer_path or config.model
             raise BenchError(
                 f"apply_chat_template is true but the tokenizer in {place} has no chat template; set it to "
@@ -187,7 +189,7 @@ class BenchConfig:
         return {"engine": engine, "eval": evaluation}
 
     def as_document(self) -> dict[str, dict[str, Any]]:
-        """``engine``, ``eval`` and ``origins`` as plain data; as a configuration file it gives the same run."""
+        """``engine``, ``eval`` and ``origins`` as plain data; read as a file it gives the same run."""
         rows = self.explain()
         document: dict[str, dict[str, Any]] = {
             section: {name: _plain(value) for name, value, _ in rows[section]} for section in rows

@@ -141,7 +141,7 @@ def _convert(name: str, value: object, task: str) -> object:
     if kind is None:
         return value
     try:
-        converted = kind(value)  # type: ignore[call-overload]  # whatever a task's YAML holds
+        converted = kind(value)
         exact = not isinstance(converted, int) or converted == float(str(value))
     except (TypeError, ValueError) as error:
         raise BenchError(f"{name} of {task} must be {kind.__name__}, not {value!r}") from error

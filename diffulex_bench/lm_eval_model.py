@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
@@ -58,7 +58,7 @@ class Engine(Protocol):
         *,
         on_finish: Callable[[int, RequestOutput], None] | None,
         on_step: Callable[[StepReport], None] | None,
-        on_invalid: str,
+        on_invalid: Literal["record"],
     ) -> GenerationOutput:
         """Outputs in prompt order."""
         ...
@@ -249,8 +249,8 @@ class DiffulexLM(LM):  # type: ignore[misc]  # lm-eval ships no types
         """Text of the tokenizer's template for lm-eval's record; empty when none is asked for."""
         if isinstance(chat_template, str):
             raise BenchError(
-                f"named chat templates are not supported ({chat_template!r}); set apply_chat_template to true "
-                "to use the tokenizer's own"
+                f"named chat templates are not supported ({chat_template!r}); set apply_chat_template to "
+                "true to use the tokenizer's own"
             )
         return (self.engine.tokenizer.chat_template or "") if chat_template else ""
 

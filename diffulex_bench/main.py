@@ -17,7 +17,8 @@ from rich.console import Console
 from diffulex.logger import get_logger
 from diffulex.settings.flags import FlagParser, add_flags, flag_layer
 from diffulex.settings.spec import ConfigError
-from diffulex.utils.weight_files import CheckpointError
+from diffulex.utils.checkpoint import CheckpointError
+from diffulex.utils.tokenizer import TokenizerError
 from diffulex_bench.config import BENCH_SECTIONS, BenchConfig
 from diffulex_bench.errors import BenchError
 from diffulex_bench.run_logs import RunLogs
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 OK, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+USER_ERRORS = (ConfigError, CheckpointError, TokenizerError, BenchError)
 EXAMPLE_CONFIG = "tiny_multi_bd"
 _PIPE_WIDTH = 140
 
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _guarded(command: Callable[[Sequence[str], RunLogs], int], words: Sequence[str], logs: RunLogs) -> int:
     try:
         return command(words, logs)
-    except (ConfigError, CheckpointError, BenchError) as error:
+    except USER_ERRORS as error:
         logs.console.print(
             f"diffulex-bench: error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )
@@ -101,8 +103,8 @@ def _parser(prog: str, description: str) -> FlagParser:
         action="append",
         default=[],
         metavar="FILE",
-        help="YAML file with engine and eval sections, or the name of a bundled one; may be repeated, the last "
-        f"wins. Without it and without --model-path the bundled {EXAMPLE_CONFIG} is used.",
+        help="YAML file with engine and eval sections, or the name of a bundled one; may be repeated, the "
+        f"last wins. Without it and without --model-path the bundled {EXAMPLE_CONFIG} is used.",
     )
     parser.add_argument(
         "--set",

@@ -28,11 +28,11 @@ class BenchTokenizer(Protocol):
         """Tokens of ``text``; a BOS that the text already holds is not added again."""
         ...
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: Sequence[int], /, skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``."""
         ...
 
-    def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> str:
+    def apply_chat_template(self, messages: Sequence[dict[str, str]], /) -> str:
         """The conversation as a prompt that ends where the assistant begins."""
         ...
 
@@ -85,8 +85,8 @@ class PromptBuilder:
             return Prompt(text, ids)
         if self._overlong == "error":
             message = (
-                f"prompt of {len(ids)} tokens leaves no room for an answer in max_model_len ({self._window}); "
-                "raise max_model_len or set overlong_prompt to left"
+                f"prompt of {len(ids)} tokens leaves no room for an answer in max_model_len "
+                f"({self._window}); raise max_model_len or set overlong_prompt to left"
             )
             return Prompt(text, ids, too_long=True, error=message)
         keep = max(self._window - max_tokens, self._window // 2, 1)

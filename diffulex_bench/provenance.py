@@ -106,7 +106,9 @@ def _compute(config: Config) -> dict[str, Any]:
     facts = device_facts()
     return {
         "device": device.type,
-        "device_name": facts.names[device.index or 0] if device.type == "cuda" else platform.processor() or platform.machine(),
+        "device_name": facts.names[device.index or 0]
+        if device.type == "cuda"
+        else platform.processor() or platform.machine(),
         "dtype": str(resolve_dtype(config, config.checkpoint.torch_dtype)).removeprefix("torch."),
         "torch_threads": torch.get_num_threads(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),

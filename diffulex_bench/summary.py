@@ -62,10 +62,10 @@ def _score_text(score: Score) -> str:
 def _remarks(report: RunReport) -> list[str]:
     total: CostSummary = report.total
     nfe = ", ".join(f"{kind} {count:,}" for kind, count in total.nfe.items() if kind != "total" and count)
+    passes = f"{total.nfe.get('total', 0):,} forward passes" + (f" ({nfe})" if nfe else "")
     lines = [
-        f"{total.tokens_output:,} tokens in {total.wall_time:.1f} s; {total.nfe.get('total', 0):,} forward passes"
-        + (f" ({nfe})" if nfe else "")
-        + f"; TPF of the decoding passes alone {total.tpf_decode:.2f}"
+        f"{total.tokens_output:,} tokens in {total.wall_time:.1f} s; {passes}; "
+        f"TPF of the decoding passes alone {total.tpf_decode:.2f}"
     ]
     odd = {
         "empty answers": total.num_empty,

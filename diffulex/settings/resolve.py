@@ -51,7 +51,9 @@ def _fold_thresholds(draft: Draft) -> None:
     given = draft.values[name]
     if name in draft.explicit and isinstance(given, Mapping | DecodingThresholds):
         if isinstance(given, DecodingThresholds):
-            written = {one: getattr(given, one) for one in THRESHOLD_NAMES}
+            # An object has all fields; those that differ from the default are taken for written.
+            pairs = [(one, getattr(given, one)) for one in THRESHOLD_NAMES]
+            written = {one: value for one, value in pairs if value != draft.defaults[one]}
         else:
             written = dict(given)
         for key, value in written.items():
