@@ -6,6 +6,7 @@ and ``_configs``, in an installed wheel.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,21 @@ def scan_tasks(folder: Path) -> tuple[dict[str, Path], dict[Path, str]]:
     return found, broken
 
 
+def search_names(folder: Path, wanted: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Which of ``wanted`` occur anywhere in the YAML files below ``folder``, and names that look like tasks.
+
+    A search of the text, ten times as fast as parsing thousands of files; enough to say that a name is
+    unknown.
+    """
+    mentioned: set[str] = set()
+    names: set[str] = set()
+    for path in folder.glob("**/*.yaml"):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        mentioned.update(name for name in wanted if name in text)
+        names.update(_NAME_LINE.findall(text))
+    return mentioned, names
+
+
 def read_task_yaml(path: Path) -> dict[str, Any]:
     """The keys of a task YAML and of the files it includes, functions left as text; local keys win."""
     content = yaml.load(path.read_text(encoding="utf-8"), Loader=_TaskLoader)  # builds plain data
@@ -109,6 +125,12 @@ def needs_hub(settings: EvalSettings, folders: Sequence[Path]) -> bool:
         known |= scan_tasks(folder)[0]
     names = settings.task_names
     return not all(name in known and "custom_dataset" in read_task_yaml(known[name]) for name in names)
+
+
+#: ``task: name``, ``group: name``, ``tag: name`` and items of lists of names.
+_NAME_LINE = re.compile(
+    r"^\s*(?:- )?(?:(?:task|group|tag)\s*:\s*|- )[\"']?([\w.+-]+)[\"']?\s*$", re.MULTILINE
+)
 
 
 class _TaskLoader(yaml.SafeLoader):

@@ -1,6 +1,6 @@
 """Load the tasks of a run through lm-eval, before any model, so that faulty ones cost no model load.
 
-lm-eval's own task tree is only indexed when a name is unknown to the bundled and the user's folder, since
+lm-eval's own task tree is only parsed when a name is unknown to the bundled and the user's folder, since
 that takes seconds.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lm_eval.tasks
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._index import Kind
@@ -21,7 +22,7 @@ from diffulex_bench.errors import BenchError
 from diffulex_bench.generation import plan_generation
 from diffulex_bench.scoring import grader_of
 from diffulex_bench.task_data import hub_source, local_source, missing_split
-from diffulex_bench.task_files import find_user_path, include_folders, scan_tasks
+from diffulex_bench.task_files import find_user_path, include_folders, scan_tasks, search_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,12 +87,17 @@ def load_tasks(bench: BenchConfig) -> LoadedTasks:
 
 def _manager_for(names: Sequence[str], folders: Sequence[Path], rules: _TaskRules) -> TaskManager:
     manager = _manager(folders, rules, include_defaults=False)
-    if _unknown(names, manager):
-        logger.info("looking through lm-eval's own tasks, which takes some seconds")
-        manager = _manager(folders, rules, include_defaults=True)
+    known = list(manager.all_tasks)
     unknown = _unknown(names, manager)
+    if not unknown:
+        return manager
+    mentioned, foreign = search_names(Path(lm_eval.tasks.__file__).parent, unknown)
+    if mentioned.issuperset(unknown):
+        logger.info("reading lm-eval's own tasks, which takes some seconds")
+        manager = _manager(folders, rules, include_defaults=True)
+        unknown = _unknown(names, manager)
     if unknown:
-        raise BenchError(_unknown_text(unknown[0], manager.all_tasks, folders))
+        raise BenchError(_unknown_text(unknown[0], [*known, *sorted(foreign)], folders))
     return manager
 
 

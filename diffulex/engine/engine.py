@@ -17,6 +17,7 @@ from diffulex.engine.model_runner import AutoModelRunner, MultiBlockModelRunnerT
 from diffulex.engine.outputs import build_output, invalid_output
 from diffulex.engine.request import AutoReq, MultiBlockReqTemplate
 from diffulex.engine.scheduler import AutoScheduler, MultiBlockSchedulerTemplate
+from diffulex.engine.signals import TerminationHandler
 from diffulex.logger import LoggerMixin
 from diffulex.sampling_params import SamplingParams
 from diffulex.utils.output import GenerationOutput, RequestOutput, StepReport
@@ -56,6 +57,7 @@ class DiffulexEngine(LoggerMixin):
         self._next_id = 0
         self._exited = False
         atexit.register(self.exit)
+        self._termination = TerminationHandler(self.exit)
 
     # Requests ---------------------------------------------------------------------------------------------
 
@@ -86,18 +88,14 @@ class DiffulexEngine(LoggerMixin):
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
         limit = self.config.checkpoint.vocab_size
-        if ids and not (0 <= min(ids) and max(ids) < limit):
+        if ids and not (min(ids) >= 0 and max(ids) < limit):
             wrong = next(one for one in ids if not 0 <= one < limit)
             raise ValueError(f"token id {wrong} is outside the vocabulary (0 to {limit - 1})")
         return ids
 
     def abort_request(self, req_id: int) -> bool:
         """Ends a request now and frees its pages; False when it is not there any more."""
-        return self._abort(req_id) is not None
-
-    def _abort(self, req_id: int) -> RequestOutput | None:
-        req = self.scheduler.abort(req_id)
-        return None if req is None else build_output(req, self.tokenizer)
+        return self.scheduler.abort(req_id) is not None
 
     def is_finished(self) -> bool:
         """True when every request has ended."""
@@ -152,7 +150,7 @@ class DiffulexEngine(LoggerMixin):
 
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        prompts: Sequence[str | Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
@@ -177,40 +175,28 @@ class DiffulexEngine(LoggerMixin):
         """
         start = time.perf_counter()
         params = _params_for(prompts, sampling_params)
-        outputs: dict[int, RequestOutput] = {}
-        index_of: dict[int, int] = {}
-
         progress = GenerationProgress(len(prompts), enabled=use_tqdm)
-
-        def finish(index: int, output: RequestOutput) -> None:
-            output.req_id = index
-            outputs[index] = output
-            progress.finished(output)
-            if on_finish is not None:
-                on_finish(index, output)
-
+        collected = _Collected(progress, on_finish)
         try:
-            for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            for index, prompt in enumerate(prompts):
                 try:
-                    index_of[self.add_request(prompt, one)] = index
+                    collected.index_of[self.add_request(prompt, params[index])] = index
                 except ValueError as error:
                     if on_invalid == "raise":
                         raise ValueError(f"prompt {index}: {error}") from error
-                    finish(index, invalid_output(index, str(error)))
+                    collected.take(index, invalid_output(index, str(error)))
             with progress:
-                while len(outputs) < len(prompts):
+                while len(collected.outputs) < len(prompts):
                     report = self.step()
-                    for output in report.finished:
-                        if output.req_id in index_of:
-                            finish(index_of[output.req_id], output)
+                    collected.take_all(report.finished)
                     progress.stepped(report)
                     if on_step is not None:
                         on_step(report)
         finally:
-            for req_id, index in index_of.items():
-                if index not in outputs:
-                    self._abort(req_id)
-        return GenerationOutput([outputs[i] for i in range(len(prompts))], time.perf_counter() - start)
+            for req_id in collected.unfinished():
+                self.abort_request(req_id)
+        outputs = [collected.outputs[i] for i in range(len(prompts))]
+        return GenerationOutput(outputs, time.perf_counter() - start)
 
     # End --------------------------------------------------------------------------------------------------
 
@@ -219,6 +205,7 @@ class DiffulexEngine(LoggerMixin):
         if not self._exited:
             self._exited = True
             atexit.unregister(self.exit)
+            self._termination.remove()
             self.runner.exit()
 
     def __enter__(self) -> Self:
@@ -228,6 +215,36 @@ class DiffulexEngine(LoggerMixin):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.exit()
+
+
+class _Collected:
+    """Outputs of one `generate` call; outputs of requests that others added are not its business."""
+
+    def __init__(
+        self, progress: GenerationProgress, on_finish: Callable[[int, RequestOutput], None] | None
+    ) -> None:
+        self.outputs: dict[int, RequestOutput] = {}
+        self.index_of: dict[int, int] = {}
+        self._progress = progress
+        self._on_finish = on_finish
+
+    def take(self, index: int, output: RequestOutput) -> None:
+        """Files the output of prompt `index`."""
+        output.req_id = index
+        self.outputs[index] = output
+        self._progress.finished(output)
+        if self._on_finish is not None:
+            self._on_finish(index, output)
+
+    def take_all(self, outputs: Sequence[RequestOutput]) -> None:
+        """Files those of `outputs` that belong to this call."""
+        for output in outputs:
+            if output.req_id in self.index_of:
+                self.take(self.index_of[output.req_id], output)
+
+    def unfinished(self) -> list[int]:
+        """Ids of queued requests without an output."""
+        return [req_id for req_id, index in self.index_of.items() if index not in self.outputs]
 
 
 def _make_runner(config: Config) -> MultiBlockModelRunnerTemplate:

@@ -22,7 +22,9 @@ class KVCacheManagerBase:
 
     def __init__(self, config: Config) -> None:
         if config.num_pages <= 0:
-            raise ValueError("num_pages must be decided before the KV cache manager is made; plan memory first")
+            raise ValueError(
+                "num_pages must be decided before the KV cache manager is made; plan memory first"
+            )
         self.page_size = config.page_size
         self.pool = PagePool(config.num_pages)
 

@@ -71,15 +71,7 @@ def plan_memory(config: Config, shape: CacheShape, vocab_size: int, available: i
         num_pages = min(wanted, pages_left)
     if num_pages > pages_left or (config.num_pages <= 0 and num_pages < per_request):
         needed = max(num_pages, per_request) if config.num_pages <= 0 else wanted
-        raise ConfigError(
-            [
-                f"memory does not suffice: {needed} KV pages of {page_bytes / 2**20:.2f} MiB and logits of "
-                f"{max_rows} rows x {vocab_size} ids ({logits_bytes / GIB:.2f} GiB) are needed, "
-                f"gpu_memory_utilization {config.gpu_memory_utilization} of {available / GIB:.2f} GiB free leaves "
-                f"room for {max(pages_left, 0)} pages; lower max_model_len, max_num_reqs or num_pages, or raise "
-                "gpu_memory_utilization"
-            ]
-        )
+        raise ConfigError([_shortage(config, needed, page_bytes, (max_rows, vocab_size), pages_left, available)])
     plan = MemoryPlan(num_pages, max_rows, num_pages * page_bytes, logits_bytes)
     logger.info(
         "memory: %d pages of %d tokens (%.2f GiB KV), logits for %d rows at a time (%.2f GiB)",
@@ -90,3 +82,16 @@ def plan_memory(config: Config, shape: CacheShape, vocab_size: int, available: i
         plan.logits_bytes / GIB,
     )
     return plan
+
+
+def _shortage(
+    config: Config, needed: int, page_bytes: int, logits: tuple[int, int], pages_left: int, available: int
+) -> str:
+    rows, vocab_size = logits
+    return (
+        f"memory does not suffice: {needed} KV pages of {page_bytes / 2**20:.2f} MiB and logits of {rows} rows "
+        f"x {vocab_size} ids ({rows * vocab_size * 4 * LOGITS_COPIES / GIB:.2f} GiB) are needed, "
+        f"gpu_memory_utilization {config.gpu_memory_utilization} of {available / GIB:.2f} GiB free leaves room "
+        f"for {max(pages_left, 0)} pages; lower max_model_len, max_num_reqs or num_pages, or raise "
+        "gpu_memory_utilization"
+    )

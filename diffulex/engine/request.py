@@ -3,9 +3,10 @@
 The engine makes it, the scheduler drives it, the runner reads it. It lives in the engine's process and holds
 numpy arrays only. Positions are absolute: the first prompt token is position 0.
 
-Geometry. The *head* is the part of the prompt that needs no denoising, ``[0, head_end)``. Behind it lie blocks
-of ``block_size`` positions, counted from 0; the first may begin with prompt tokens. The *window* holds the
-blocks that are open (ACTIVE) or wait to be stored (TO_CACHE); every block left of it has been stored once.
+Geometry. The *head* is the part of the prompt that needs no denoising, ``[0, head_end)``. Behind it lie
+blocks of ``block_size`` positions, counted from 0; the first may begin with prompt tokens. The *window* holds
+the blocks that are open (ACTIVE) or wait to be stored (TO_CACHE); every block left of it has been stored
+once.
 """
 
 from __future__ import annotations
@@ -358,7 +359,9 @@ class MultiBlockReqTemplate(DllmReq):
         result: list[int] = self.tokens[self.num_prompt : self.frontier].tolist()
         return result
 
-    def record(self, span: RequestSpan, filled: list[tuple[int, int, float]], step: tuple[int, float]) -> None:
+    def record(
+        self, span: RequestSpan, filled: list[tuple[int, int, float]], step: tuple[int, float]
+    ) -> None:
         """Adds a trace record of the step ``(id, seconds)``."""
         start, end = self.window_start, self.window_end
         blocks = tuple(
@@ -366,7 +369,17 @@ class MultiBlockReqTemplate(DllmReq):
             for block in self.window
         )
         tokens = tuple(self.tokens[start:end].tolist())
-        entry = (step[0], span.kind.value, step[1], span.start, span.end, tuple(filled), start, tokens, blocks)
+        entry = (
+            step[0],
+            span.kind.value,
+            step[1],
+            span.start,
+            span.end,
+            tuple(filled),
+            start,
+            tokens,
+            blocks,
+        )
         self.trajectory.append(StepRecord(*entry))
 
 

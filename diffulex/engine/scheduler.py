@@ -179,11 +179,9 @@ class MultiBlockSchedulerTemplate(SchedulerBase):
 
     def postprocess(self, plan: StepPlan, result: StepResult) -> list[MultiBlockReqTemplate]:
         """Applies the results request by request; one that failed ends alone."""
-        finished = []
+        finished: list[MultiBlockReqTemplate] = []
         for index, span in enumerate(plan.spans):
             req = span.req
-            if req.is_finished:
-                continue
             failure = result.failed.get(index)
             if failure is not None:
                 req.finish("error", f"request {req.req_id}, step {plan.step_id}: {failure}")

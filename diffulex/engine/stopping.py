@@ -1,4 +1,4 @@
-"""When an answer ends and where it is cut: stop ids, stop strings, lengths, forward limits, repetition, stalls.
+"""When an answer ends and where it is cut: stop ids and strings, lengths, forward limits, repetition, stalls.
 
 A `StopRules` belongs to one request and looks only at what the last forward wrote. Nothing here returns a mask
 id: an answer ends at the first position that is not filled.
@@ -37,8 +37,8 @@ class TextCodec(Protocol):
 class StopStrings:
     """Finds the earliest stop string in a text that grows, across token and block borders.
 
-    With a marker such as ``</think>``, a text that opens with the matching ``<think>`` is searched only behind
-    the first marker.
+    With a marker such as ``</think>``, a text that opens with the matching ``<think>`` is searched only
+    behind the first marker.
     """
 
     def __init__(self, stops: Sequence[str], marker: str | None, stream: TextStream) -> None:

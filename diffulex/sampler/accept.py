@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 def accept_confident(
     confidence_N: Tensor, score_N: Tensor, groups_N: Tensor, can_force_G: Tensor, threshold: float
 ) -> Tensor:
-    """``[N] bool``: rows whose confidence is strictly above `threshold`; where a block has none and may be
-    forced, its row of highest score, the first of equals.
+    """Rows to fill: all above the threshold, or the best of a block that has none and may be forced.
+
+    Of equal scores the first row is the best.
 
     Args:
         confidence_N: ``[N] float32`` probability of the chosen token.
@@ -22,6 +23,9 @@ def accept_confident(
         groups_N: ``[N] int64`` block of each row.
         can_force_G: ``[G] bool``.
         threshold: strict lower bound.
+
+    Returns:
+        ``[N] bool``.
     """
     accepted_N = confidence_N > threshold
     num_groups = can_force_G.shape[0]

@@ -44,8 +44,13 @@ class SamplerInput:
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """Decision for each row: ``[N]`` token int64, probability at temperature 1 float32 (NaN where the logits
-    were not finite), accepted bool."""
+    """Decision for each row.
+
+    Attributes:
+        token_N: ``[N] int64``.
+        confidence_N: ``[N] float32`` probability at temperature 1; NaN where the logits were not finite.
+        accepted_N: ``[N] bool``.
+    """
 
     token_N: Tensor
     confidence_N: Tensor

@@ -1,8 +1,8 @@
 """Logits -> chosen token and its confidence. Axes: N rows, V vocabulary.
 
 Confidence is always the chosen token's probability in the softmax over the whole vocabulary at temperature 1,
-in float32; only the draw itself sees temperature, top-k and top-p. The greedy choice is the exact argmax, ties
-going to the lowest id.
+in float32; only the draw itself sees temperature, top-k and top-p. The greedy choice is the exact argmax,
+ties going to the lowest id.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def draw_tokens(allowed_NV: Tensor, inputs: SamplerInput) -> Tensor:
     if temperature_N is None or top_p_N is None or top_k_N is None or uniform_N is None:
         raise ValueError("a draw needs temperature, top_p, top_k and a uniform number for each row")
     heat_N1 = torch.where(temperature_N > 0, temperature_N, 1.0)[:, None]
-    prob_NV, ids_NV = (allowed_NV / heat_N1).double().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    prob_NV, ids_NV = (
+        (allowed_NV / heat_N1).double().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    )
     rank_V = torch.arange(prob_NV.shape[1], device=prob_NV.device)
     limit_N1 = torch.where(top_k_N > 0, top_k_N, prob_NV.shape[1])[:, None]
     prob_NV = torch.where(rank_V < limit_N1, prob_NV, 0.0)

@@ -9,7 +9,7 @@ from diffulex.settings.spec import Problem
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["NAME_ALIASES", "PLAIN_NAMES", "VALUE_ALIASES", "rename", "renamed_value"]
+__all__ = ["NAME_ALIASES", "PLAIN_NAMES", "VALUE_ALIASES", "present_name", "rename", "renamed_value"]
 
 # The second name the settings page gives; no deprecation.
 PLAIN_NAMES: Final[Mapping[str, str]] = {"model_path": "model"}
@@ -27,13 +27,18 @@ VALUE_ALIASES: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 
+def present_name(name: str) -> str:
+    """The name in use today for a setting that may be written under another one."""
+    return PLAIN_NAMES.get(name) or NAME_ALIASES.get(name, name)
+
+
 def rename(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[Problem]]:
     """The settings under their present names, one line for each deprecated name, and contradictions."""
     values: dict[str, Any] = {}
     deprecated: list[str] = []
     problems: list[Problem] = []
     for name, value in given.items():
-        present = PLAIN_NAMES.get(name) or NAME_ALIASES.get(name, name)
+        present = present_name(name)
         if name in NAME_ALIASES:
             deprecated.append(f"{name} is deprecated; write {present}")
         if present != name and given.get(present, value) != value:
@@ -42,7 +47,7 @@ def rename(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[Pr
                     present, f"{present} ({given[present]!r}) and {name} ({value!r}) disagree; keep {present}"
                 )
             )
-        elif present == name or present not in given:
+        else:
             values[present] = value
     return values, deprecated, problems
 

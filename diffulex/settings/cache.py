@@ -16,7 +16,7 @@ class CacheSettings:
     )
     num_pages: int = setting(-1, help="Pages in the pool; -1 sizes the pool.", low=-1)
     gpu_memory_utilization: float = setting(
-        0.9, help="CUDA: share of the device's memory the engine plans for.", above=0, high=1
+        0.9, help="Share of the memory left by the weights that the engine plans for.", above=0, high=1
     )
     enable_prefix_caching: bool = setting(
         True, help="Share cached pages between requests with equal beginnings."

@@ -117,12 +117,11 @@ EFFECTS: Final = (
         _many_ranks,
     ),
     Effect(
-        ("device_start", "device_ids", "gpu_memory_utilization"),
+        ("device_start", "device_ids"),
         "device='cuda'",
         _is("device", "cuda", "auto"),
     ),
     Effect(("device_start",), "device_ids to be empty", _is("device_ids", ())),
-    Effect(("gpu_memory_utilization",), "num_pages=-1", _is("num_pages", -1), refuse=False),
     Effect(
         ("k_cache_hdim_split_factor_x",), "kv_cache_layout='distinct'", _is("kv_cache_layout", "distinct")
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from diffulex.logger import get_logger
 from diffulex.settings.aliases import NAME_ALIASES, renamed_value
 from diffulex.settings.layers import Layer
-from diffulex.settings.spec import SettingInfo, bounds_text, settings_of
+from diffulex.settings.spec import SettingInfo, bounds_text, kind_noun, settings_of
 from diffulex.settings.yaml_files import parse_scalar
 from diffulex.utils.registry import did_you_mean
 
@@ -124,7 +124,7 @@ def _converter(info: SettingInfo) -> Callable[[str], object]:
         if info.kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if not isinstance(value, info.kind) or isinstance(value, bool):
-            raise argparse.ArgumentTypeError(f"{_metavar(info).lower()} expected, got {text!r}")
+            raise argparse.ArgumentTypeError(f"{kind_noun(info.kind)} expected, got {text!r}")
         return value
 
     return convert

@@ -74,15 +74,10 @@ def _check_values(draft: Draft, infos: Mapping[str, SettingInfo]) -> None:
         if deprecated is not None:
             draft.note(deprecated)
         plain, wrong = check_value(infos[name], value)
-        if wrong is not None and not _is_forced(draft, name, value):
+        if wrong is not None:
             draft.refuse(name, wrong)
             plain = draft.defaults[name]
         draft.values[name] = plain
-
-
-def _is_forced(draft: Draft, name: str, value: object) -> bool:
-    row = STRATEGY_DEFAULTS.get(str(draft.values["decoding_strategy"]))
-    return row is not None and name in row.forces and row.forces[name] == value
 
 
 def _choose_strategy(draft: Draft) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "SettingInfo",
     "bounds_text",
     "check_value",
+    "kind_noun",
     "setting",
     "settings_of",
     "unknown_name",
@@ -154,7 +155,7 @@ def check_value(info: SettingInfo, value: object) -> tuple[object, str | None]:
 
 def _convert(info: SettingInfo, value: object) -> tuple[object, str | None]:
     if value is None:
-        return None, None if info.optional else f"{info.name} must be {_noun(info.kind)}, got None"
+        return None, None if info.optional else f"{info.name} must be {kind_noun(info.kind)}, got None"
     if info.kind is tuple:
         return _convert_items(info, value)
     if info.kind in _CONVERTERS:
@@ -162,7 +163,7 @@ def _convert(info: SettingInfo, value: object) -> tuple[object, str | None]:
     else:
         plain = value if isinstance(value, info.kind) else None
     if plain is None:
-        return value, f"{info.name} must be {_noun(info.kind)}, got {value!r}"
+        return value, f"{info.name} must be {kind_noun(info.kind)}, got {value!r}"
     return plain, None
 
 
@@ -170,10 +171,10 @@ def _convert_items(info: SettingInfo, value: object) -> tuple[object, str | None
     item = info.item or str
     raw = (value,) if isinstance(value, str | int) else value
     if not isinstance(raw, Sequence):
-        return value, f"{info.name} must be a list of {_noun(item, many=True)}, got {value!r}"
+        return value, f"{info.name} must be a list of {kind_noun(item, many=True)}, got {value!r}"
     plain = tuple(_CONVERTERS[item](one) for one in raw)
     if any(one is None for one in plain):
-        return value, f"{info.name} must be a list of {_noun(item, many=True)}, got {value!r}"
+        return value, f"{info.name} must be a list of {kind_noun(item, many=True)}, got {value!r}"
     return plain, None
 
 
@@ -209,7 +210,8 @@ _NOUNS: dict[type, tuple[str, str]] = {
 }
 
 
-def _noun(kind: type, *, many: bool = False) -> str:
+def kind_noun(kind: type, *, many: bool = False) -> str:
+    """What a value of this type is called in a sentence."""
     return _NOUNS.get(kind, (f"a {kind.__name__}", f"{kind.__name__} values"))[many]
 
 
@@ -233,9 +235,13 @@ def bounds_text(facts: Setting) -> str:
     """The bounds in words: "at least 1", "above 0 and at most 1"."""
     parts = []
     if facts.above is not None:
-        parts.append(f"above {facts.above:g}")
+        parts.append(f"above {_number(facts.above)}")
     if facts.low is not None:
-        parts.append(f"at least {facts.low:g}")
+        parts.append(f"at least {_number(facts.low)}")
     if facts.high is not None:
-        parts.append(f"at most {facts.high:g}")
+        parts.append(f"at most {_number(facts.high)}")
     return " and ".join(parts)
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"

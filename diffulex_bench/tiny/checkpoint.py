@@ -1,10 +1,10 @@
 """A trained network as a checkpoint folder in the layout that SDAR publishes, and back."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from diffulex_bench.tiny.network import Network
 from diffulex_bench.tiny.recipe import Recipe
@@ -20,29 +20,17 @@ def save_checkpoint(network: Network, recipe: Recipe, encoder: TextEncoder, fold
     _write_json(folder / "config.json", _config(recipe))
     generation = {"bos_token_id": EOS_ID, "do_sample": False, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
     _write_json(folder / "generation_config.json", generation)
-    weights = {name: weight.detach().to("cpu", torch.bfloat16) for name, weight in network.state_dict().items()}
+    weights = {
+        name: weight.detach().to("cpu", torch.bfloat16) for name, weight in network.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def load_weights(network: Network, paths: list[Path]) -> None:
-    """Fill the network from weight files; together they must hold every weight and nothing else."""
+def load_weights(network: Network, folder: Path) -> None:
+    """Fill the network from the folder's weights, which must be exactly those of its shape."""
     from safetensors.torch import load_file
 
-    weights: dict[str, Tensor] = {}
-    for path in paths:
-        weights |= load_file(path)
-    network.load_state_dict(weights)
-
-
-def save_exact_weights(network: Network, folder: Path) -> list[Path]:
-    """Write the float32 weights to continue from, in two files of about equal size; return their paths."""
-    from safetensors.torch import save_file
-
-    weights = {name: weight.detach().float().cpu() for name, weight in network.state_dict().items()}
-    paths = [folder / f"exact_{index}.safetensors" for index in range(2)]
-    for index, path in enumerate(paths):
-        save_file({name: weights[name] for name in list(weights)[index::2]}, path)
-    return paths
+    network.load_state_dict(load_file(folder / "model.safetensors"))
 
 
 def _config(recipe: Recipe) -> dict[str, object]:
@@ -78,5 +66,5 @@ def _config(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

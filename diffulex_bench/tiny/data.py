@@ -1,7 +1,7 @@
 """Grade-school problems from reasoning-gym's ``gsm_symbolic``, split by question text.
 
-A question belongs to the training, the validation or the test split by a checksum of its text alone. Whatever seeds are
-drawn, no question of one split can occur in another. Seeds only choose which questions of a split are drawn.
+A question belongs to the training, the validation or the test split by a checksum of its text alone. Whatever
+seeds are drawn, no question of one split can occur in another. Seeds only choose which questions are drawn.
 """
 
 import zlib
@@ -32,7 +32,7 @@ _NUM_CHECKSUMS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One generated problem; the prompt of a model is exactly ``question + "\\n"``.
+    """One generated problem; a model is given the question and one newline.
 
     Attributes:
         question: The question's text without a closing newline.
@@ -52,14 +52,18 @@ class Problem:
         return f"{self.question}\n"
 
 
-def test_problems(num: int, seed: int = TEST_SEED, length_cut: bool = True) -> list[Problem]:
+def test_problems(  # the name is no test of pytest, so its defaults are none of a fixture
+    num: int,
+    seed: int = TEST_SEED,  # noqa: PT028
+    length_cut: bool = True,  # noqa: PT028
+) -> list[Problem]:
     """Return ``num`` distinct problems of the test split; none of their questions is ever used in training.
 
     Args:
         num: Number of problems.
         seed: Start of the random draw.
-        length_cut: Drop problems whose row of question, published solution and end token exceeds 320 tokens of the
-            bundled tokenizer, or whose tokens from the block that holds the end of the prompt exceed 208.
+        length_cut: Drop problems whose row of question, published solution and end token exceeds 320 tokens
+            of the bundled tokenizer, or whose tokens from the block with the end of the prompt exceed 208.
     """
     return _distinct("test", num, seed, length_cut)
 
@@ -74,7 +78,9 @@ def train_problems(num: int, seed: int = TRAIN_SEED) -> list[Problem]:
     return list(islice(problem_stream("train", seed), num))
 
 
-def problem_stream(split: Split, seed: int, template_weights: Sequence[float] | None = None) -> Iterator[Problem]:
+def problem_stream(
+    split: Split, seed: int, template_weights: Sequence[float] | None = None
+) -> Iterator[Problem]:
     """Yield problems of a split without end; the same seed and weights give the same problems.
 
     Args:
@@ -87,7 +93,9 @@ def problem_stream(split: Split, seed: int, template_weights: Sequence[float] | 
     templates = list(generators)
     weights = list(template_weights) if template_weights is not None else [1.0] * len(templates)
     if len(weights) != len(templates):
-        raise ValueError(f"template_weights has {len(weights)} entries; give one for each of {len(templates)} templates")
+        raise ValueError(
+            f"template_weights ({len(weights)} entries) must have one for each of {len(templates)}"
+        )
     while True:
         for template in random.choices(templates, weights, k=256):
             made = generators[template](random, 1.0)

@@ -1,7 +1,8 @@
 """Plain decoding for evaluation: every forward recomputes the whole text, nothing is cached.
 
-It follows the rules of the ``multi_bd`` strategy, so its answers are what the engine should give up to rounding; it is kept
-apart from the engine so that training needs no engine and the engine can be compared with it.
+It follows the rules of the ``multi_bd`` strategy, so its answers are what the engine should give up to
+rounding. It is kept apart from the engine so that training needs no engine and the engine can be compared
+with it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from diffulex_bench.tiny.tokenizer import EOS_ID, MASK_ID
 
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
-    """Thresholds of block decoding; a block is a run of ``block_size`` positions on the grid from position 0."""
+    """Thresholds of block decoding; blocks of ``block_size`` positions lie on the grid from position 0."""
 
     block_size: int = 16
     buffer_size: int = 1
@@ -43,7 +44,7 @@ def decode(network: Network, prompts: Sequence[Sequence[int]], settings: DecodeS
     device = network.model.embed_tokens.weight.device
     size = settings.block_size
     starts = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    # The buffer may reach behind the last position that is asked for; those blocks change nothing before them.
+    # The buffer may reach behind the last position asked for; those blocks change nothing before them.
     length = ((max(map(len, prompts)) + settings.max_tokens - 1) // size + settings.buffer_size) * size
     ids = torch.full((len(prompts), length), MASK_ID, device=device)
     for row, prompt in enumerate(prompts):
@@ -67,7 +68,9 @@ def decode(network: Network, prompts: Sequence[Sequence[int]], settings: DecodeS
     ends = torch.minimum(_ends(ids, starts), starts + settings.max_tokens)
     is_finished = ends < starts + settings.max_tokens
     return [
-        Decoded(tuple(ids[row, starts[row] : ends[row]].tolist()), bool(is_finished[row]), int(num_forwards[row]))
+        Decoded(
+            tuple(ids[row, starts[row] : ends[row]].tolist()), bool(is_finished[row]), int(num_forwards[row])
+        )
         for row in range(len(prompts))
     ]
 
@@ -81,13 +84,15 @@ def _step(
     visible: Tensor,
     settings: DecodeSettings,
 ) -> tuple[Tensor, Tensor]:
-    """Do one forward; return the texts with accepted tokens ``[N, L]`` and the open blocks of each text ``[N]``."""
+    """Do one forward; return the filled texts ``[N, L]`` and the open blocks of each ``[N]``."""
     size, num_slots = settings.block_size, settings.buffer_size
     num_texts = len(ids)
     positions = torch.arange(reach, device=ids.device).expand(num_texts, reach)
     hidden = network(ids[:, :reach], positions, visible[:reach, :reach])
     window = first[:, None] * size + torch.arange(num_slots * size, device=ids.device)
-    tokens, confidence = _choices(network, hidden.gather(1, window[..., None].expand(-1, -1, hidden.shape[-1])))
+    tokens, confidence = _choices(
+        network, hidden.gather(1, window[..., None].expand(-1, -1, hidden.shape[-1]))
+    )
     before = ids.gather(1, window)
     num_open = _with_next(before, num_open, settings)
     slot = torch.arange(num_slots, device=ids.device)
@@ -107,8 +112,10 @@ def _choices(network: Network, hidden: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, confidence
 
 
-def _forced(accepted: Tensor, is_masked: Tensor, confidence: Tensor, before: Tensor, settings: DecodeSettings) -> Tensor:
-    """Return the best position of each block that accepted none and whose left neighbour is nearly complete."""
+def _forced(
+    accepted: Tensor, is_masked: Tensor, confidence: Tensor, before: Tensor, settings: DecodeSettings
+) -> Tensor:
+    """Return the best position of each block that accepted none and follows a nearly complete one."""
     shape = (len(before), settings.buffer_size, settings.block_size)
     progress = (before != MASK_ID).view(shape).float().mean(-1)
     left = torch.cat((torch.ones_like(progress[:, :1]), progress[:, :-1]), dim=1)

@@ -27,7 +27,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures over a set of problems; ``tpf`` counts answer tokens with the end token over denoising forwards."""
+    """Figures over a set of problems; ``tpf`` is answer tokens with the end token over denoising forwards."""
 
     num_problems: int
     accuracy: float
@@ -55,7 +55,9 @@ def evaluate(
     outcomes: dict[int, Outcome] = {}
     for at in range(0, len(order), batch_size):
         chosen = order[at : at + batch_size]
-        for index, decoded in zip(chosen, decode(network, [prompts[i] for i in chosen], settings), strict=True):
+        for index, decoded in zip(
+            chosen, decode(network, [prompts[i] for i in chosen], settings), strict=True
+        ):
             problem, text = problems[index], encoder.decode(decoded.ids)
             result = result_of(text)
             outcomes[index] = Outcome(

@@ -38,11 +38,12 @@ def training_batches(recipe: Recipe, encoder: TextEncoder, seed: int) -> Iterato
 def as_tensors(batch: Tokens) -> dict[str, Tensor]:
     """Return a batch as tensors, with the places where the loss counts as flat indices of a fixed number.
 
-    ``loss_index`` points into the flattened batch, ``loss_target`` holds the true tokens; unused entries have target -1.
+    ``loss_index`` points into the flattened batch, ``loss_target`` holds the true tokens; unused entries have
+    target -1. ``num_problems`` counts the problems in the batch.
     """
     ids = torch.from_numpy(batch.ids)
     targets = batch.targets.reshape(-1)
-    # Places with a target first, then others: distinct places keep the gradient of the gather free of conflicts.
+    # Places with a target come first. Distinct places keep the gradient of the gather free of conflicts.
     index = np.argsort(targets < 0, kind="stable")[: int(_TARGET_SHARE * targets.size)]
     target = targets[index].astype(np.int64)
     return {
@@ -54,34 +55,32 @@ def as_tensors(batch: Tokens) -> dict[str, Tensor]:
         "clean_end": torch.from_numpy(batch.clean_end),
         "loss_index": torch.from_numpy(index),
         "loss_target": torch.from_numpy(target),
+        "num_problems": torch.tensor(int((batch.problem.max(axis=1) + 1).sum())),
     }
 
 
 class _Batches(IterableDataset[dict[str, Tensor]]):
     """Batches of one worker process; workers differ in their seed only."""
 
-    def __init__(self, recipe: Recipe, encoder_json: str, first_seed: int) -> None:
+    def __init__(self, recipe: Recipe, encoder_json: str) -> None:
         self.recipe = recipe
         self.encoder_json = encoder_json
-        self.first_seed = first_seed
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         from tokenizers import Tokenizer
 
         worker = get_worker_info()
-        seed = self.first_seed + (worker.id if worker is not None else 0)
+        seed = self.recipe.seed + (worker.id if worker is not None else 0)
         encoder = TextEncoder(Tokenizer.from_str(self.encoder_json))
         return map(as_tensors, training_batches(self.recipe, encoder, seed))
 
 
 def batch_loader(
-    recipe: Recipe, encoder: TextEncoder, num_workers: int, pin: bool, first_seed: int | None = None
+    recipe: Recipe, encoder: TextEncoder, num_workers: int, pin: bool
 ) -> "DataLoader[dict[str, Tensor]]":
-    """Return the loader that the training reads; worker i draws with ``first_seed + i`` (the recipe's when left out)."""
-    seed = recipe.seed if first_seed is None else first_seed
-    data = _Batches(recipe, encoder.tokenizer.to_str(), seed)
+    """Return the loader that the training reads; worker i draws with the recipe's seed + i."""
     return DataLoader(
-        data,
+        _Batches(recipe, encoder.tokenizer.to_str()),
         batch_size=None,
         num_workers=num_workers,
         pin_memory=pin,

@@ -2,7 +2,6 @@
 
 import math
 
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -108,8 +107,8 @@ class Network(nn.Module):
         self.model = Decoder(shape)
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
-                depth = math.sqrt(2 * shape.num_layers) if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-                nn.init.normal_(weight, std=0.02 / depth)
+                ends_branch = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * shape.num_layers) if ends_branch else 0.02)
 
     def forward(self, ids: Tensor, positions: Tensor, visible: Visibility) -> Tensor:
         """Return the last hidden states ``[B, T, H]`` of ``ids`` and ``positions``, both ``[B, T]``."""
@@ -127,7 +126,7 @@ class Network(nn.Module):
 
 
 def dense_visibility(problem: Tensor, block: Tensor, group: Tensor, clean_end: Tensor) -> Tensor:
-    """Return the rule of `rows` as a mask ``[B, 1, T, T]``, true where row q sees column k; arguments ``[B, T]``."""
+    """Return the rule of `rows` as a mask ``[B, 1, T, T]``, true where q sees k; arguments ``[B, T]``."""
     q, k = slice(None), None
     same = problem[:, q, k] == problem[:, k, q]
     is_clean = group[:, k, q] < 0

@@ -1,8 +1,9 @@
 """Noisy copies of an answer for block diffusion training.
 
-A training row is the clean text plus noisy copies of its blocks from the block that holds the end of the prompt. The
-visibility rule: a clean token sees the clean blocks up to its own. A noisy token belongs to a group of consecutive blocks
-of its copy; it sees the clean blocks before the group and the group's noisy blocks up to its own.
+A training row is the clean text plus noisy copies of its blocks from the one that holds the end of the
+prompt. The visibility rule: a clean token sees the clean blocks up to its own. A noisy token belongs to a
+group of consecutive blocks of its copy; it sees the clean blocks before the group and the group's noisy
+blocks up to its own.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def single_block_copy(is_answer: Bools, random: np.random.Generator) -> NoisyCop
 
 
 def multi_block_copy(is_answer: Bools, noise: Noise, random: np.random.Generator) -> NoisyCopy:
-    """Return a copy in groups of two to ``max_group`` blocks; inside a group later blocks are at least as noisy.
+    """Return a copy in groups of two to ``max_group`` blocks, later ones at least as noisy as earlier ones.
 
     The first group may be cut short, so that groups begin at every offset.
     """

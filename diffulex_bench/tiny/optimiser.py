@@ -1,4 +1,4 @@
-"""Muon for the matrices inside the layers, AdamW for everything else, and the course of their learning rates."""
+"""Muon for the matrices inside the layers, AdamW for everything else, and the course of their rates."""
 
 import math
 from collections import defaultdict
@@ -24,7 +24,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__([{"params": members} for members in groups.values()], defaults)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a closure is never used here
+    def step(self, _closure: None = None) -> None:  # type: ignore[override]  # a closure is never used here
         """Update every matrix from its gradient."""
         for group in self.param_groups:
             members: list[nn.Parameter] = group["params"]
@@ -37,13 +37,17 @@ class Muon(torch.optim.Optimizer):
             update = orthogonal(gradients.lerp(average, group["momentum"]))
             num_rows, num_columns = members[0].shape
             scale = group["lr"] * max(1.0, num_rows / num_columns) ** 0.5
-            torch._foreach_mul_(members, 1 - group["lr"] * group["decay"])
-            torch._foreach_add_(members, list(update.to(members[0].dtype).unbind()), alpha=-scale)
+            weights: list[Tensor] = list(members)
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["decay"])
+            torch._foreach_add_(weights, list(update.to(weights[0].dtype).unbind()), alpha=-scale)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Return the nearest matrices with singular values near one, ``[G, rows, columns]``, in bfloat16 on a CUDA device."""
-    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    """Return the nearest matrices with singular values near one, ``[G, rows, columns]``.
+
+    Works in bfloat16 on a CUDA device, in float32 elsewhere.
+    """
+    x: Tensor = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     is_tall = x.shape[-2] > x.shape[-1]
     if is_tall:
         x = x.mT
@@ -71,12 +75,14 @@ def make_optimisers(network: nn.Module, settings: Optimisation) -> list[torch.op
 
 
 def rate_factor(settings: Optimisation, step: int, progress: float) -> float:
-    """Return the factor on the full rates after ``step`` steps of this process and ``progress`` (0 to 1) of the whole run."""
+    """Return the factor on the full rates at a step, after ``progress`` (0 to 1) of the run."""
     warmup = min(1.0, (step + 1) / settings.warmup_steps)
     if progress <= settings.flat_until:
         return warmup
     share = min(1.0, (progress - settings.flat_until) / (1 - settings.flat_until))
-    return warmup * (settings.final_factor + (1 - settings.final_factor) * 0.5 * (1 + math.cos(math.pi * share)))
+    return warmup * (
+        settings.final_factor + (1 - settings.final_factor) * 0.5 * (1 + math.cos(math.pi * share))
+    )
 
 
 def _gradient(matrix: nn.Parameter) -> Tensor:

@@ -1,4 +1,4 @@
-"""What one tiny model is made of: shape, training texts, noise, optimiser and time. A further model is a further recipe."""
+"""What a tiny model is made of: shape, texts, noise, optimiser and time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class Recipe:
         pack_length: Tokens in one packed row.
         packs_per_step: Packed rows in one optimiser step.
         small_steps: Write sums and products of the training texts in small steps.
-        template_weights: Relative frequency of templates that are drawn more or less often than the others (1.0).
+        template_weights: Relative frequency of templates drawn more or less often than the others (1.0).
         tokenizer_problems: Problems that the tokenizer is trained on.
     """
 
@@ -86,11 +86,17 @@ _WEAK_TEMPLATES: Final[Mapping[int, float]] = {
 }
 
 RECIPES: Final[Mapping[str, Recipe]] = {
-    "sdar": Recipe(name="sdar", seconds=500.0, template_weights=_WEAK_TEMPLATES),
+    "sdar": Recipe(name="sdar", seconds=490.0, template_weights=_WEAK_TEMPLATES),
     "smoke": Recipe(
         name="smoke",
         shape=NetworkShape(
-            vocab_size=512, hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32, intermediate_size=128
+            vocab_size=512,
+            hidden_size=64,
+            num_layers=2,
+            num_heads=2,
+            num_kv_heads=1,
+            head_dim=32,
+            intermediate_size=128,
         ),
         optimisation=Optimisation(warmup_steps=5),
         seconds=120.0,

@@ -1,8 +1,9 @@
 """Training rows: a problem's tokens with two noisy copies, packed many to a row of fixed length.
 
-Everything that the visibility rule of `noise` needs travels as four numbers a token, so packing, masks and tests speak the
-same language: token q sees token k when both belong to the same problem and either k is clean and its block lies before
-``clean_end`` of q, or k is noisy, of q's group, and its block is not after q's.
+Everything that the visibility rule of `noise` needs travels as four numbers a token, so packing, masks and
+tests speak the same language: token q sees token k when both belong to the same problem and either k is
+clean and its block lies before ``clean_end`` of q, or k is noisy, of q's group, and its block is not after
+q's.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,8 +44,8 @@ class Tokens:
 def training_row(prompt: list[int], answer: list[int], noise: Noise, random: np.random.Generator) -> Tokens:
     """Return the clean text, a copy for one open block and a copy for several, one after the other.
 
-    The text ends with its end token, which also fills the last block; filling behind the first end token is learned in that
-    block only. The clean copy lacks the last block, which no noisy token sees.
+    The text ends with its end token, which also fills the last block; there alone filling is learned. The
+    clean copy lacks the last block, which no noisy token sees.
     """
     size = noise.block_size
     first_block = len(prompt) // size
@@ -84,7 +85,9 @@ def pack(rows: Iterable[Tokens], pack_length: int, packs_per_step: int) -> Itera
     num_tokens = 0
     for row in rows:
         if len(row.ids) > pack_length:
-            raise ValueError(f"a training row of {len(row.ids)} tokens exceeds pack_length ({pack_length}); raise it")
+            raise ValueError(
+                f"a training row of {len(row.ids)} tokens exceeds pack_length ({pack_length}); raise it"
+            )
         waiting.append(row)
         num_tokens += len(row.ids)
         if num_tokens >= pack_length * packs_per_step:
@@ -112,7 +115,9 @@ def _noisy_part(ids: Ints, first_block: int, copy: NoisyCopy, first_group: int) 
 
 
 def _joined(parts: list[Tokens]) -> Tokens:
-    return Tokens(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Tokens)))
+    return Tokens(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Tokens))
+    )
 
 
 def _fill(waiting: list[Tokens], pack_length: int, num_packs: int) -> tuple[Tokens, list[Tokens]]:
@@ -131,7 +136,15 @@ def _fill(waiting: list[Tokens], pack_length: int, num_packs: int) -> tuple[Toke
         packs[best].append(row)
         room[best] -= length
     shape = (num_packs, pack_length)
-    filling = {"ids": PAD_ID, "targets": -1, "positions": 0, "problem": -1, "block": 0, "group": _NO_GROUP, "clean_end": 1}
+    filling = {
+        "ids": PAD_ID,
+        "targets": -1,
+        "positions": 0,
+        "problem": -1,
+        "block": 0,
+        "group": _NO_GROUP,
+        "clean_end": 1,
+    }
     arrays = {name: np.full(shape, value, dtype=np.int32) for name, value in filling.items()}
     for index, members in enumerate(packs):
         at = 0

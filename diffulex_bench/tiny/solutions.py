@@ -1,22 +1,23 @@
 """Worked solutions with their arithmetic written in small steps.
 
-The generator writes ``9 * 92 = 828`` and sums of five terms in one go. A network of a few million weights does such
-sums in its head poorly, so training texts show the intermediate results: ``9 * 92 = 810 + 18 = 828``. Every rewritten
-line is checked with exact fractions; an expression that this file does not understand keeps its text.
+The generator writes ``9 * 92 = 828`` and sums of five terms in one go. A network of a few million weights
+does such sums poorly in its head, so training texts show the intermediate results: ``9 * 92 = 810 + 18 =
+828``. Every rewritten line is checked with exact fractions; an expression that this file does not
+understand keeps its text.
 """
 
 import re
 from fractions import Fraction
 
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
-_UNIT = r"(?: ?/?(?!x\b)[A-Za-z][A-Za-z/'’-]*(?: (?!x\b)[A-Za-z][A-Za-z/'’-]*){0,5})?"
-_OPERATOR = r" ?[-+*/x×÷] ?"
+_UNIT = r"(?: ?/?(?!x\b)[A-Za-z][A-Za-z/'\u2019-]*(?: (?!x\b)[A-Za-z][A-Za-z/'\u2019-]*){0,5})?"
+_OPERATOR = r" ?[-+*/x\u00d7÷] ?"
 _EXPRESSION = re.compile(
     rf"(?<![\d.(^])(?P<left>[€£$]?{_NUMBER}{_UNIT}(?:{_OPERATOR}[€£$]?{_NUMBER}%?{_UNIT})+)"
-    rf"(?P<equals> ?= ?)(?P<result>[€£$]?{_NUMBER})(?![\d)%]| ?[-+*/×÷])"
+    rf"(?P<equals> ?= ?)(?P<result>[€£$]?{_NUMBER})(?![\d)%]| ?[-+*/\u00d7÷])"
 )
 _TERM = re.compile(rf"({_OPERATOR})?[€£$]?({_NUMBER})(%?){_UNIT}")
-_SYMBOLS = {"x": "*", "×": "*", "÷": "/"}
+_SYMBOLS = {"x": "*", "\u00d7": "*", "÷": "/"}
 _MAX_DECIMALS = 4
 
 
@@ -51,7 +52,7 @@ def _parse(left: str) -> tuple[list[Fraction], list[str]]:
 
 
 def _steps(values: list[Fraction], operators: list[str], result: Fraction) -> list[str]:
-    """Return the forms between the expression and its result; none when they are not needed or not understood."""
+    """Return the forms between an expression and its result; none when not needed or not understood."""
     if len(operators) != len(values) - 1:
         return []
     forms: list[str] = []
@@ -70,7 +71,7 @@ def _steps(values: list[Fraction], operators: list[str], result: Fraction) -> li
 
 
 def _reduce_once(values: list[Fraction], operators: list[str]) -> tuple[list[Fraction], list[str]] | None:
-    """Do the first operation that comes first by precedence; a/b*c with c divisible by b becomes a*(c/b)."""
+    """Do the operation that comes first; a/b*c with c divisible by b becomes a*(c/b)."""
     products = [index for index, operator in enumerate(operators) if operator in "*/"]
     at = products[0] if products else 0
     a, b = values[at], values[at + 1]
@@ -87,7 +88,7 @@ def _reduce_once(values: list[Fraction], operators: list[str]) -> tuple[list[Fra
 
 
 def _product_forms(a: Fraction, b: Fraction) -> list[str]:
-    """Return ``a * b`` as a sum over the digits of one factor, then its running totals; none for an easy product."""
+    """Return ``a * b`` as a sum over one factor's digits, then running totals; none for an easy product."""
     parts_a, parts_b = _digit_parts(a), _digit_parts(b)
     if not parts_a or not parts_b or max(len(parts_a), len(parts_b)) < 2 or _is_easy(a) or _is_easy(b):
         return []
@@ -111,7 +112,7 @@ def _is_easy(value: Fraction) -> bool:
 
 
 def _digit_parts(value: Fraction) -> list[Fraction]:
-    """Return a number as the values of its digits other than zero: 305 is 300 and 5; empty for odd numbers."""
+    """Return the values of a number's digits other than zero: 300 and 5 for 305; empty if it has no text."""
     text = _text(value)
     whole, _, decimals = text.partition(".")
     digits = whole + decimals
@@ -120,11 +121,13 @@ def _digit_parts(value: Fraction) -> list[Fraction]:
 
 
 def _written(values: list[Fraction], operators: list[str]) -> str:
-    """Return the expression as text without units; empty when a value has no short decimal form or is negative."""
+    """Return the expression as text without units; empty when a value has no text."""
     texts = [_text(value) for value in values]
     if not all(texts):
         return ""
-    return texts[0] + "".join(f" {operator} {text}" for operator, text in zip(operators, texts[1:], strict=True))
+    return texts[0] + "".join(
+        f" {operator} {text}" for operator, text in zip(operators, texts[1:], strict=True)
+    )
 
 
 def _text(value: Fraction) -> str:

@@ -21,8 +21,8 @@ _PIECES: Final = r" ?[A-Za-z]+|[0-9]|\n| ?[^\sA-Za-z0-9]+(?: (?=[0-9]))?|\s"
 class TextEncoder:
     """Turns text into token ids, one lookup a piece; made by `train_tokenizer` or from a checkpoint folder.
 
-    Gives the same ids as the tokenizer file it was made from, but many times faster, because BPE never merges across
-    pieces and the pieces of generated problems repeat.
+    Gives the same ids as the tokenizer file it was made from, but many times faster, because BPE never merges
+    across pieces and the pieces of generated problems repeat.
     """
 
     def __init__(self, tokenizer: Any) -> None:  # a tokenizers.Tokenizer, which ships no usable types
@@ -60,7 +60,7 @@ class TextEncoder:
         return ids
 
     def _piece_ids(self, piece: str) -> list[int]:
-        # A sign keeps the space behind it only in front of a digit, so such a piece is encoded together with one.
+        # A sign keeps the space behind it only in front of a digit, so such a piece is encoded with one.
         if len(piece) > 1 and piece.endswith(" "):
             return list(self.tokenizer.encode(f"{piece}0", add_special_tokens=False).ids[:-1])
         return list(self.tokenizer.encode(piece, add_special_tokens=False).ids)

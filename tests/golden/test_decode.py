@@ -4,16 +4,16 @@
 | --- | --- |
 | SDAR static, one position a step | `multi_bd`, buffer 1, accept_threshold 1 |
 | SDAR dynamic, at least one a step | `multi_bd`, buffer 1, accept_threshold = its threshold |
-| SDAR static or dynamic with more than one a step, sequential, entropy-bounded | a loop in this file on our forward |
+| SDAR with more than one a step, sequential, entropy-bounded | a loop in this file on our forward |
 
 Forwards: the engine makes the reference's denoising forwards, the same positions in each, up to and including
-the one after which the answer is fixed (every position before the first stop id, or below the length limit, is
-filled). With ``early_eos_stop`` off it goes on to the end of the block that holds the stop id, as the reference
-does. Not compared: the reference's prefill and store forwards, which the engine merges with denoising ones, and
-what the reference still decodes behind the limit.
+the one after which the answer is fixed (every position before the first stop id, or below the length limit,
+is filled). With ``early_eos_stop`` off it goes on to the end of the block that holds the stop id, as the
+reference does. Not compared: the reference's prefill and store forwards, which the engine merges with
+denoising ones, and what the reference still decodes behind the limit.
 
-The random weights sometimes favour rows of the vocabulary that the tokenizer has no word for. The references let
-these win, the engine does not; such a case runs with a tokenizer that names every row.
+The random weights sometimes favour rows of the vocabulary that the tokenizer has no word for. The references
+let these win, the engine does not; such a case runs with a tokenizer that names every row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from diffulex.config import Config
 from diffulex.model.loader import load_model
 from diffulex.sampler.base import SamplerInput
 from diffulex.sampler.confidence import choose_tokens
-
 from tests.golden.cases import case_id, decode_cases
 from tests.support.full_forward import block_causal_ends, full_logits
 
@@ -132,7 +131,9 @@ def test_engine_decodes_like_the_reference_loop(
     assert output.token_ids == case["output_ids"][0][len(prompt) : end]
     assert output.finish_reason == ("length" if stop is None else "stop")
     writes = [
-        sorted((p, t) for p, t, _ in record.filled) for record in output.trajectory if record.kind == "denoise"
+        sorted((p, t) for p, t, _ in record.filled)
+        for record in output.trajectory
+        if record.kind == "denoise"
     ]
     wanted = reference_writes(case)[: num_until_fixed(case, to_block_end=not early_stop)]
     assert writes == wanted
@@ -155,7 +156,9 @@ def dynamic(conf: torch.Tensor, entropy: torch.Tensor, count: int, params: dict[
     return sure if len(sure) >= count else static(conf, entropy, count, params)
 
 
-def entropy_bounded(conf: torch.Tensor, entropy: torch.Tensor, count: int, params: dict[str, Any]) -> list[int]:
+def entropy_bounded(
+    conf: torch.Tensor, entropy: torch.Tensor, count: int, params: dict[str, Any]
+) -> list[int]:
     """Positions of lowest entropy as long as their sum stays below the bound, one at least."""
     order = torch.argsort(entropy)
     num = int((torch.cumsum(entropy[order], 0) < params["eb_threshold"]).sum())

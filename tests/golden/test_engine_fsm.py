@@ -1,7 +1,8 @@
 """The request, scheduler and sampler rules against prediction tables, without a model.
 
-Each vector holds a table of predictions and what the decoding rules make of it: output, accepted positions per
-forward, and forwards with and without the lossless accelerations. ``DIFFULEX_GOLDEN_ROOT`` runs other vectors.
+Each vector holds a table of predictions and what the decoding rules make of it: output, accepted positions
+per forward, and forwards with and without the lossless accelerations. ``DIFFULEX_GOLDEN_ROOT`` runs other
+vectors.
 """
 
 from __future__ import annotations

@@ -98,9 +98,9 @@ def assert_close(actual: Tensor, expected: Tensor, check: dict[str, Any], what: 
 
 
 def test_the_bundled_cases_are_found() -> None:
-    if golden_root() == DATA:
-        assert [case_id(case) for case in CASES] == ["sdar/dense_b4_headdim", "sdar/dense_b8_tied_mqa"]
-    assert CASES, f"no */*/forward.json under {golden_root()}"
+    if golden_root() != DATA:
+        pytest.skip(f"other cases were asked for: {len(CASES)} with a forward.json under {golden_root()}")
+    assert [case_id(case) for case in CASES] == ["sdar/dense_b4_headdim", "sdar/dense_b8_tied_mqa"]
 
 
 @pytest.mark.parametrize("form", ["naive", "reference"])
@@ -139,7 +139,9 @@ def test_windows_on_a_cached_prefix_give_the_golden_logits(
         block = check.get("block_size", 1)
         ends = visible_ends(check, length)
         for first_cut in range(block, length, max(block, 4)):
-            run = PagedRun(model, page_size, num_pages=2 * num_rows * (length // page_size + 1), seed=first_cut)
+            run = PagedRun(
+                model, page_size, num_pages=2 * num_rows * (length // page_size + 1), seed=first_cut
+            )
             start = 0
             for stop in [*range(first_cut, length, window_blocks * block), length]:
                 for is_stored in (False, True):

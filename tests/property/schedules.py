@@ -1,4 +1,4 @@
-"""Random schedules for the engine's parts, the checks that hold after every step, and what they must end in."""
+"""Random schedules for the engine's parts, checks that hold after every step, and what they must end in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from hypothesis import strategies as st
 
 from diffulex.engine.block import BlockStatus
-
 from tests.support.hash_model import logits_of, token_digests, two_layers
 from tests.support.reference_loop import LoopResult, LoopRules, block_diffusion
 
@@ -73,7 +72,8 @@ class Schedule:
     def settings(self, **changes: Any) -> dict[str, Any]:
         """The settings as the configuration takes them; the pool holds the longest request and some spare."""
         longest = max(
-            min(len(one.prompt) + one.max_tokens, self.max_model_len) + self.block_size for one in self.arrivals
+            min(len(one.prompt) + one.max_tokens, self.max_model_len) + self.block_size
+            for one in self.arrivals
         )
         return {
             "block_size": self.block_size,
@@ -118,7 +118,13 @@ def schedules(draw: st.DrawFn, *, switches: bool = False, aborts: bool = True) -
         )
         for _ in range(draw(st.integers(1, 6)))
     ]
-    names = ("activate_in_prefill", "overlap_store", "early_eos_stop", "skip_final_store", "skip_dummy_blocks")
+    names = (
+        "activate_in_prefill",
+        "overlap_store",
+        "early_eos_stop",
+        "skip_final_store",
+        "skip_dummy_blocks",
+    )
     return Schedule(
         block_size=block_size,
         buffer_size=draw(st.integers(1, 4)),

@@ -1,4 +1,4 @@
-"""Random schedules: whatever arrives, aborts or runs out of pages, each answer equals the lonely reference."""
+"""Whatever arrives, aborts or runs out of pages, each answer equals that of the lonely reference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def harness_for(schedule: Schedule, stub: str, **changes: Any) -> Harness:
 
 
 @given(schedule=schedules())
-def test_answers_equal_the_reference_and_invariants_hold_after_every_step(schedule: Schedule, stub: str) -> None:
+def test_answers_equal_the_reference_and_invariants_hold_after_every_step(
+    schedule: Schedule, stub: str
+) -> None:
     harness = harness_for(schedule, stub)
     requests = run_schedule(harness, schedule)
     for req, arrival in zip(requests, schedule.arrivals, strict=True):
@@ -65,7 +67,9 @@ def test_switching_accelerations_off_costs_forwards_but_no_tokens(schedule: Sche
 
 
 @given(schedule=schedules(aborts=False), data=st.data())
-def test_cache_pages_order_and_batch_size_change_nothing(schedule: Schedule, stub: str, data: st.DataObject) -> None:
+def test_cache_pages_order_and_batch_size_change_nothing(
+    schedule: Schedule, stub: str, data: st.DataObject
+) -> None:
     base = run_schedule(harness_for(schedule, stub), schedule, check=False)
     wanted = [(req.output_ids(), req.completion_reason, req.nfe.denoise) for req in base]
     sizes = [size for size in (4, 8, 16, 32) if size >= schedule.block_size]

@@ -41,7 +41,11 @@ def write_tokenizer(folder: Path, vocab_size: int, *, mask_id: int, eos_ids: Seq
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,
         "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {name: i for i, name in names.items()}, "unk_token": names[2]},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {name: i for i, name in names.items()},
+            "unk_token": names[2],
+        },
     }
     (folder / "tokenizer.json").write_text(json.dumps(spec))
     config = {
@@ -83,7 +87,9 @@ def sdar_config(vocab_size: int, *, mask_id: int, eos_ids: Sequence[int], **over
     }
 
 
-def write_stub(folder: Path, vocab_size: int, *, mask_id: int, eos_ids: Sequence[int], **overrides: Any) -> Path:
+def write_stub(
+    folder: Path, vocab_size: int, *, mask_id: int, eos_ids: Sequence[int], **overrides: Any
+) -> Path:
     """A folder whose weights nobody reads; for engines with a fake model."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder, vocab_size, mask_id=mask_id, eos_ids=eos_ids)

@@ -40,7 +40,11 @@ def make_checkpoint(folder: Path, *, mask_token: str | None = "<|MASK|>", **conf
     words = {"<|MASK|>": MASK_ID, "<|end|>": EOS_ID} | {
         word: number for word, number in words.items() if number not in (MASK_ID, EOS_ID)
     }
-    tokenizer = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }
     roles = {"eos_token": "<|end|>"} | ({} if mask_token is None else {"mask_token": mask_token})
     for name, content in {"config": kept, "tokenizer": tokenizer, "tokenizer_config": roles}.items():
         (folder / f"{name}.json").write_text(json.dumps(content))

@@ -1,4 +1,5 @@
-"""Engines with fake models: `hash_block` (answers depend on exactly what is visible) and `table` (fixed answers).
+"""Engines with fake models: `hash_block` (answers depend on exactly what is visible) and `table` (fixed
+answers).
 
 Both are registered as strategies, so the real configuration, scheduler, page pool, request and sampler run.
 """
@@ -17,7 +18,6 @@ from diffulex.engine.request import AutoReq, MultiBlockReqTemplate
 from diffulex.engine.scheduler import AutoScheduler, MultiBlockSchedulerTemplate
 from diffulex.sampling_params import SamplingParams
 from diffulex.strategy.multi_bd.attention.metadata import SLOT
-
 from tests.support.hash_model import HashModel
 
 if TYPE_CHECKING:

@@ -114,7 +114,11 @@ class HashModel:
         page_size = meta.page_size  # type: ignore[attr-defined]
         table = meta.page_tables[request].numpy()  # type: ignore[attr-defined]
         places = np.arange(length)
-        return (table[places // page_size].astype(np.int64) * page_size + places % page_size) if length else places
+        return (
+            (table[places // page_size].astype(np.int64) * page_size + places % page_size)
+            if length
+            else places
+        )
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return logits_of(hidden.numpy().view(U64), self.vocab_size, self.sharpness)

@@ -4,14 +4,13 @@ import dataclasses
 import logging
 import pickle
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from diffulex import config as config_module
 from diffulex.config import Config, ConfigError, DecodingThresholds
 from diffulex.utils.device import DeviceFacts
-
 from tests.support.configs import EOS_ID, MASK_ID, MAX_POSITION, VOCAB_SIZE, make_checkpoint, make_config
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestRoundTrip:
-    KEYWORDS: dict[str, Any] = {
+    KEYWORDS: ClassVar[dict[str, Any]] = {
         "block_size": 8,
         "page_size": 16,
         "buffer_size": 2,
@@ -80,7 +79,9 @@ class TestRoundTrip:
         with pytest.raises(dataclasses.FrozenInstanceError):
             make_config(checkpoint).block_size = 8  # type: ignore[misc]
 
-    def test_values_found_by_the_engine_are_carried_over_and_are_not_the_users(self, checkpoint: Path) -> None:
+    def test_values_found_by_the_engine_are_carried_over_and_are_not_the_users(
+        self, checkpoint: Path
+    ) -> None:
         started = make_config(checkpoint).resolved(num_pages=40)
         assert (started.num_pages, started.origins["num_pages"]) == (40, "measured at start")
         assert "num_pages" not in started.explicit
@@ -106,7 +107,11 @@ class TestExplicitness:
 
     def test_origins_given_by_a_source_are_kept(self, checkpoint: Path) -> None:
         values = {"model": str(checkpoint), "model_name": "sdar", "block_size": 8}
-        origins = {"model": "flag --model-path", "model_name": "yaml a.yaml:3", "block_size": "--set engine.block_size=8"}
+        origins = {
+            "model": "flag --model-path",
+            "model_name": "yaml a.yaml:3",
+            "block_size": "--set engine.block_size=8",
+        }
         config = Config.from_sources(values, origins)
         assert {name: config.origins[name] for name in origins} == origins
         assert config.explicit == set(origins)
@@ -150,7 +155,11 @@ class TestKeywords:
 
     @pytest.mark.parametrize(
         ("old", "name", "value"),
-        [("diffusion_block_size", "block_size", 8), ("max_num_seqs", "max_num_reqs", 3), ("mask_token", "mask_token_id", 4)],
+        [
+            ("diffusion_block_size", "block_size", 8),
+            ("max_num_seqs", "max_num_reqs", 3),
+            ("mask_token", "mask_token_id", 4),
+        ],
     )
     def test_old_names_work_with_one_deprecation_line(
         self, checkpoint: Path, caplog: pytest.LogCaptureFixture, old: str, name: str, value: int
@@ -162,7 +171,9 @@ class TestKeywords:
 
     def test_an_old_name_that_contradicts_the_present_one_is_refused(self, checkpoint: Path) -> None:
         with pytest.raises(ConfigError, match=r"block_size \(16\) and diffusion_block_size \(8\) disagree"):
-            Config.from_keywords(model=str(checkpoint), model_name="sdar", block_size=16, diffusion_block_size=8)
+            Config.from_keywords(
+                model=str(checkpoint), model_name="sdar", block_size=16, diffusion_block_size=8
+            )
 
     def test_model_path_is_a_second_name_without_deprecation(
         self, checkpoint: Path, caplog: pytest.LogCaptureFixture
@@ -216,7 +227,10 @@ class TestThresholds:
     @pytest.mark.parametrize(
         ("given", "text"),
         [
-            ({"accept_treshold": 0.5}, "decoding_thresholds: unknown setting 'accept_treshold'; did you mean"),
+            (
+                {"accept_treshold": 0.5},
+                "decoding_thresholds: unknown setting 'accept_treshold'; did you mean",
+            ),
             ({"accept_threshold": 1.5}, "accept_threshold must be at least 0 and at most 1, got 1.5"),
             ({"accept_threshold": "high"}, "accept_threshold must be a finite number, got 'high'"),
             (0.5, "decoding_thresholds must be a mapping or DecodingThresholds, got 0.5"),
@@ -229,7 +243,7 @@ class TestThresholds:
 
 
 class TestWishes:
-    LOWERED = {
+    LOWERED: ClassVar[dict[str, object]] = {
         "tensor_parallel_size": 1,
         "attn_impl": "naive",
         "moe_gemm_impl": "naive",
@@ -251,7 +265,10 @@ class TestWishes:
         assert line.levelno == logging.INFO
         for name in self.LOWERED:
             assert f"{name} " in line.getMessage()
-        assert "needs a CUDA device and this machine has none: distributed_backend nccl -> gloo" in line.getMessage()
+        assert (
+            "needs a CUDA device and this machine has none: distributed_backend nccl -> gloo"
+            in line.getMessage()
+        )
 
     @pytest.mark.usefixtures("no_gpu")
     @pytest.mark.parametrize(
@@ -283,7 +300,10 @@ class TestWishes:
     @pytest.mark.usefixtures("two_gpus")
     def test_a_machine_with_cuda_says_what_this_version_lacks(self, checkpoint: Path) -> None:
         (problem,) = refused(checkpoint, attn_impl="triton")
-        assert problem == "attn_impl='triton' is not available yet in this version; use attn_impl='naive' or leave it unset"
+        assert (
+            problem == "attn_impl='triton' is not available yet in this version; "
+            "use attn_impl='naive' or leave it unset"
+        )
 
     @pytest.mark.usefixtures("two_gpus")
     def test_device_and_dtype_follow_the_machine(self, checkpoint: Path) -> None:
@@ -334,7 +354,8 @@ class TestCheckpoint:
     def test_the_token_budget_is_compared_with_the_lowered_length(self, checkpoint: Path) -> None:
         assert make_config(checkpoint, max_model_len=4096, max_num_batched_tokens=512).max_model_len == 512
         assert refused(checkpoint, max_num_batched_tokens=511) == (
-            "max_num_batched_tokens (511) must be at least max_model_len (512); raise it or lower max_model_len",
+            "max_num_batched_tokens (511) must be at least max_model_len (512); "
+            "raise it or lower max_model_len",
         )
 
     def test_a_written_mask_id_wins_with_a_warning_when_the_files_say_otherwise(
@@ -389,12 +410,24 @@ class TestCheckpoint:
         problems = refused(checkpoint, tensor_parallel_size=3)
         assert any("must divide the 4 attention heads" in problem for problem in problems)
 
+    def test_b35_kv_heads_may_be_repeated_on_several_ranks(self, checkpoint: Path) -> None:
+        for size in (2, 4):
+            problems = refused(checkpoint, tensor_parallel_size=size)
+            assert not any("attention heads" in problem for problem in problems)
+
+    def test_b35_head_counts_of_other_names_are_read_too(self, tmp_path: Path) -> None:
+        names = {"num_attention_heads": None, "num_key_value_heads": None, "n_heads": 5, "n_kv_heads": 1}
+        problems = refused(make_checkpoint(tmp_path, **names), tensor_parallel_size=2)
+        assert any("must divide the 5 attention heads" in problem for problem in problems)
+
 
 class TestFamilies:
     def test_an_unset_strategy_is_the_familys_own(self, checkpoint: Path) -> None:
         assert make_config(checkpoint).decoding_strategy == "multi_bd"
 
-    def test_a_family_and_strategy_of_later_versions_are_refused_in_one_sentence(self, checkpoint: Path) -> None:
+    def test_a_family_and_strategy_of_later_versions_are_refused_in_one_sentence(
+        self, checkpoint: Path
+    ) -> None:
         problems = refused(checkpoint, model_name="llada", decoding_strategy="d2f", tensor_parallel_size=1)
         assert problems == (
             "model_name='llada' with decoding_strategy='d2f' is not available yet in this version; "
@@ -402,7 +435,9 @@ class TestFamilies:
         )
 
     def test_the_default_family_is_refused_by_name(self, checkpoint: Path) -> None:
-        with pytest.raises(ConfigError, match=r"model_name='dream' \(the default\) with decoding_strategy='d2f'"):
+        with pytest.raises(
+            ConfigError, match=r"model_name='dream' \(the default\) with decoding_strategy='d2f'"
+        ):
             Config(model=str(checkpoint))
 
     def test_an_unknown_strategy_lists_the_known_ones(self, checkpoint: Path) -> None:
@@ -426,7 +461,10 @@ class TestFamilies:
     ) -> None:
         config = make_config(checkpoint, multi_block_prefix_full=True)
         assert config.multi_block_prefix_full is False
-        assert "multi_block_prefix_full=True is overridden: decoding_strategy='multi_bd' forces False" in caplog.text
+        assert (
+            "multi_block_prefix_full=True is overridden: decoding_strategy='multi_bd' forces False"
+            in caplog.text
+        )
 
 
 class TestProfilerConfig:

@@ -98,7 +98,7 @@ class MultiBlockRunnerMixin:
         return Decisions(packed[0], packed[1].astype(np.int32).view(np.float32), packed[2].astype(np.bool_))
 
     def _sample_rows(self, hidden_T: Tensor, batch: BlockBatch, rows: slice) -> Tensor:
-        """``[3, n] int64``: token, bits of the float32 confidence, accepted; one copy brings all to the host."""
+        """Token, bits of the float32 confidence and accepted, ``[3, n] int64``, for one copy to the host."""
         logits = self._logits_of(hidden_T, batch.logits_rows[rows])
         output = self.sampler(logits, self._sampler_input(batch, rows))
         bits = output.confidence_N.float().contiguous().view(torch.int32)
@@ -132,7 +132,7 @@ class MultiBlockRunnerMixin:
         return self.boundary_rows
 
     def _row_slices(self, batch: BlockBatch) -> Iterator[slice]:
-        """Cuts the sampled rows at block borders into pieces of at most `max_logits_rows`, one block at least."""
+        """Pieces of at most `max_logits_rows` sampled rows, cut at block borders; one block at least."""
         total = len(batch.groups)
         borders = np.append(np.flatnonzero(np.diff(batch.groups)) + 1, total)
         start = 0

@@ -12,7 +12,6 @@ from diffulex.settings.defaults import MODEL_DEFAULTS, STRATEGY_DEFAULTS
 from diffulex.settings.effects import EFFECTS, check_effects
 from diffulex.settings.resolve import resolve_settings
 from diffulex.settings.rules import RULES
-
 from tests.support.configs import NO_HARDWARE, TWO_GPUS, make_draft
 
 if TYPE_CHECKING:
@@ -56,21 +55,35 @@ class TestStrategies:
         assert not draft.problems
         assert "decoding_strategy" not in draft.explicit
 
-    @pytest.mark.parametrize("model_name", [name for name in MODEL_DEFAULTS if name not in ("llada2_mini_dmax", "diffusion_gemma")])
+    @pytest.mark.parametrize(
+        "model_name", [name for name in MODEL_DEFAULTS if name not in ("llada2_mini_dmax", "diffusion_gemma")]
+    )
     def test_multi_bd_runs_with_every_family_that_fills_masks(self, model_name: str) -> None:
         assert not problems(model_name=model_name, decoding_strategy="multi_bd")
 
     @pytest.mark.parametrize(
         ("given", "names"),
         [
-            ({"model_name": "llada", "decoding_strategy": "dmax", "sampling_mode": "edit"}, ("dmax", "llada")),
+            (
+                {"model_name": "llada", "decoding_strategy": "dmax", "sampling_mode": "edit"},
+                ("dmax", "llada"),
+            ),
             ({"model_name": "dream", "sampling_mode": "edit"}, ("edit", "dream")),
-            ({"model_name": "llada2_mini", "decoding_strategy": "dmax", "sampling_mode": "naive"}, ("naive", "dmax")),
+            (
+                {"model_name": "llada2_mini", "decoding_strategy": "dmax", "sampling_mode": "naive"},
+                ("naive", "dmax"),
+            ),
             ({"model_name": "llada2_mini", "decoding_strategy": "dmax"}, ("naive", "dmax")),
             ({"model_name": "llada2dot1_mini", "sampling_mode": "naive"}, ("naive", "llada2dot1_mini")),
-            ({"model_name": "llada2_mini_dmax", "decoding_strategy": "multi_bd"}, ("multi_bd", "llada2_mini_dmax")),
+            (
+                {"model_name": "llada2_mini_dmax", "decoding_strategy": "multi_bd"},
+                ("multi_bd", "llada2_mini_dmax"),
+            ),
             ({"model_name": "sdar", "decoding_strategy": "d2f"}, ("d2f", "sdar")),
-            ({"model_name": "diffusion_gemma", "decoding_strategy": "multi_bd"}, ("multi_bd", "diffusion_gemma")),
+            (
+                {"model_name": "diffusion_gemma", "decoding_strategy": "multi_bd"},
+                ("multi_bd", "diffusion_gemma"),
+            ),
         ],
     )
     def test_b31_combinations_that_cannot_run_name_both_settings(
@@ -157,7 +170,9 @@ class TestRules:
         assert not problems(model_name="sdar", max_model_len=64, max_num_batched_tokens=64)
 
     def test_rules_about_refused_values_stay_silent(self) -> None:
-        assert problems(model_name="sdar", block_size="32", page_size=8) == ["block_size must be a whole number, got '32'"]
+        assert problems(model_name="sdar", block_size="32", page_size=8) == [
+            "block_size must be a whole number, got '32'"
+        ]
 
     def test_every_rule_names_settings(self) -> None:
         for rule in RULES:
@@ -202,33 +217,45 @@ IN_VAIN: dict[str, object] = {
     "shm_name": "x",
     "device_start": 1,
     "device_ids": (0,),
-    "gpu_memory_utilization": 0.5,
     "k_cache_hdim_split_factor_x": 4,
     "torch_compile_mode": "default",
     "prefill_cudagraph_max_len": 1,
 }
 
 
+# A configuration under which none of them has an effect.
+PLAIN: dict[str, object] = {
+    "model_name": "sdar",
+    "decoding_strategy": "multi_bd",
+    "device": "cpu",
+    "enable_torch_compile": False,
+    "tensor_parallel_size": 1,
+}
+
+
 class TestEffects:
     @pytest.mark.parametrize("name", IN_VAIN)
     def test_a_value_that_nothing_reads_is_refused_by_name(self, name: str) -> None:
-        values = {"model_name": "sdar", "decoding_strategy": "multi_bd", "device": "cpu", "enable_torch_compile": False}
-        draft = make_draft(**values, **{name: IN_VAIN[name]})
+        draft = make_draft(**PLAIN, **{name: IN_VAIN[name]})
         check_effects(draft)
         assert [problem.name for problem in draft.problems] == [name]
         assert draft.problems[0].text.startswith(f"{name}={IN_VAIN[name]!r} has no effect without ")
 
     @pytest.mark.parametrize("name", IN_VAIN)
     def test_the_default_may_be_written_anywhere(self, name: str) -> None:
-        values = {"model_name": "sdar", "decoding_strategy": "multi_bd", "device": "cpu", "enable_torch_compile": False}
-        draft = make_draft(**values, **{name: DEFAULTS[name]})
+        draft = make_draft(**PLAIN, **{name: DEFAULTS[name]})
         check_effects(draft)
         assert not draft.problems
 
     @pytest.mark.parametrize(
         "given",
         [
-            {"model_name": "llada2", "sampling_mode": "edit", "max_post_edit_steps": 3, "edit_threshold": 0.5},
+            {
+                "model_name": "llada2",
+                "sampling_mode": "edit",
+                "max_post_edit_steps": 3,
+                "edit_threshold": 0.5,
+            },
             {"sampling_mode": "edit", "enable_remasking": True, "remask_threshold": 0.5},
             {"decoding_strategy": "dmax", "sampling_mode": "edit", "token_merge_top_k": 2},
             {"decoding_strategy": "d2f", "d2f_block_origin": "grid"},
@@ -236,7 +263,12 @@ class TestEffects:
             {"model_name": "diffusion_gemma", "diffusion_gemma_t_max": 0.5},
             {"auto_max_nfe": True, "auto_max_nfe_warmup_steps": 3},
             {"use_lora": True, "lora_path": "x", "pre_merge_lora": True},
-            {"model_name": "sdar_moe", "moe_gemm_impl": "vllm", "moe_dispatcher_backend": "deepep", "deepep_mode": "normal"},
+            {
+                "model_name": "sdar_moe",
+                "moe_gemm_impl": "vllm",
+                "moe_dispatcher_backend": "deepep",
+                "deepep_mode": "normal",
+            },
             {"tensor_parallel_size": 2, "master_port": 99, "device": "cuda", "device_ids": (0, 1)},
             {"tensor_parallel_size": 1, "device": "cuda", "device_start": 1},
             {"enable_torch_compile": True, "torch_compile_mode": "default"},
@@ -249,15 +281,20 @@ class TestEffects:
         assert not draft.problems
 
     def test_settings_of_a_sweep_are_noted_and_not_refused(self) -> None:
-        draft = make_draft(model_name="sdar", buffer_size=1, add_block_threshold=0.5, semi_complete_threshold=0.5)
+        draft = make_draft(
+            model_name="sdar", buffer_size=1, add_block_threshold=0.5, semi_complete_threshold=0.5
+        )
         check_effects(draft)
         assert not draft.problems
-        assert [text.split("=")[0] for _, text in draft.notes] == ["add_block_threshold", "semi_complete_threshold"]
+        assert [text.split("=")[0] for _, text in draft.notes] == [
+            "add_block_threshold",
+            "semi_complete_threshold",
+        ]
 
     def test_the_table_names_settings_and_this_test_covers_them(self) -> None:
         refused = {name for effect in EFFECTS if effect.refuse for name in effect.names}
         assert refused <= set(ENGINE_SETTINGS)
-        assert refused - {"distributed_backend"} == set(IN_VAIN) - {"gpu_memory_utilization"} | {"gpu_memory_utilization"}
+        assert refused - {"distributed_backend"} == set(IN_VAIN)
 
 
 class TestFeatures:
@@ -283,7 +320,8 @@ class TestFeatures:
         draft = self.applied(self.PARALLEL, TWO_GPUS._replace(device_count=1))
         assert draft.values["tensor_parallel_size"] == 1
         assert draft.notes[0][1] == (
-            "defaults lowered (needs as many CUDA devices and this machine has 1: tensor_parallel_size 2 -> 1)"
+            "defaults lowered "
+            "(needs as many CUDA devices and this machine has 1: tensor_parallel_size 2 -> 1)"
         )
 
     def test_a_demand_beyond_the_machine_is_refused(self) -> None:
