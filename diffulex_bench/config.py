@@ -31,7 +31,7 @@ ENGINE_DEFAULTS: Mapping[str, Any] = {"tensor_parallel_size": 1}
 BENCH_DEFAULT = "bench default"
 DEFAULT = "default"
 _WRITTEN = ("yaml ", "flag ", "--set ", "keyword", "model_args")
-_LIMIT_HINT = "; give a positive whole number, or null for the whole task"
+LIMIT_HINT = "; give a positive whole number, or null for the whole task"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +226,7 @@ def _without_defaults(layer: Layer) -> Layer:
 
 
 def _with_hint(problem: str) -> str:
-    return problem + _LIMIT_HINT if "dataset_limit must be" in problem else problem
+    return problem + LIMIT_HINT if "dataset_limit must be" in problem else problem
 
 
 def _plain(value: object) -> object:

@@ -269,7 +269,7 @@ def build_engine(config: Config) -> Engine:
     """A loaded engine with exactly the resolved settings of ``config``."""
     from diffulex import Diffulex
 
-    engine: Engine = Diffulex(**config.as_dict())
+    engine: Engine = Diffulex.from_config(config)
     return engine
 
 

@@ -10,7 +10,7 @@ import importlib.util
 import logging
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
@@ -19,7 +19,7 @@ from diffulex.settings.flags import FlagParser, add_flags, flag_layer
 from diffulex.settings.spec import ConfigError
 from diffulex.utils.checkpoint import CheckpointError
 from diffulex.utils.tokenizer import TokenizerError
-from diffulex_bench.config import BENCH_SECTIONS, BenchConfig
+from diffulex_bench.config import BENCH_SECTIONS, LIMIT_HINT, BenchConfig
 from diffulex_bench.errors import BenchError
 from diffulex_bench.run_logs import RunLogs
 from diffulex_bench.surroundings import leave_launcher, prepare_hub, quiet_libraries
@@ -96,8 +96,16 @@ def config_command(words: Sequence[str], logs: RunLogs) -> int:  # noqa: ARG001 
 COMMANDS: dict[str, Callable[[Sequence[str], RunLogs], int]] = {"run": run_command, "config": config_command}
 
 
+class _BenchParser(FlagParser):
+    """The flags of the bench; an error about ``--dataset-limit`` says which values it takes."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with exit code 2 after one message."""
+        super().error(message + LIMIT_HINT if "--dataset-limit" in message else message)
+
+
 def _parser(prog: str, description: str) -> FlagParser:
-    parser = FlagParser(prog=prog, description=description)
+    parser = _BenchParser(prog=prog, description=description)
     parser.add_argument(
         "--config",
         action="append",

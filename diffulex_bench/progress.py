@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 
 from diffulex.logger import get_logger
 
@@ -38,11 +39,13 @@ class RunProgress:
         self._logged = self._started
         self._enabled = enabled
         self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True)),
+            # The bar takes the room that the numbers leave.
+            BarColumn(None, table_column=Column(ratio=1, min_width=4)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
             console=self.console,
+            expand=True,
             transient=True,
             disable=not (enabled and self.console.is_terminal),
         )
@@ -86,7 +89,7 @@ class RunProgress:
         seconds = max(time.perf_counter() - self._started, 1e-9)
         tokens = max(self.num_tokens, self._filled)
         tpf = f"{self.num_tokens / self.num_passes:.2f}" if self.num_passes else "-"
-        return f"{tokens:,} tok, TPF {tpf}, {tokens / seconds:,.0f} tok/s, {self._time_left(seconds)} left"
+        return f"{tokens:,} tok  TPF {tpf}  {tokens / seconds:,.0f} tok/s  {self._time_left(seconds)} left"
 
     def _time_left(self, seconds: float) -> str:
         if not self.num_done:

@@ -20,6 +20,16 @@ def all_reduce(x: Tensor, parallel: ParallelState) -> Tensor:
     return x
 
 
+def all_minimum(value: int, parallel: ParallelState) -> int:
+    """The smallest `value` of the group, the same on every rank."""
+    if parallel.size == 1:
+        return value
+    device = "cuda" if dist.get_backend(parallel.group) == "nccl" else "cpu"
+    smallest = torch.tensor([value], dtype=torch.int64, device=device)
+    dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=parallel.group)
+    return int(smallest.item())
+
+
 def all_gather_last(x: Tensor, parallel: ParallelState) -> Tensor:
     """The pieces of all ranks joined along the last axis, in the order of the ranks."""
     if parallel.size == 1:

@@ -7,18 +7,20 @@ One engine lives in one process and is not thread-safe. `generate` is the offlin
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import importlib
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from diffulex.config import Config
+from diffulex.distributed.launch import choose_port
 from diffulex.engine.model_runner import AutoModelRunner, MultiBlockModelRunnerTemplate
 from diffulex.engine.outputs import build_output, invalid_output
 from diffulex.engine.request import AutoReq, MultiBlockReqTemplate
 from diffulex.engine.scheduler import AutoScheduler, MultiBlockSchedulerTemplate
 from diffulex.engine.signals import TerminationHandler
+from diffulex.engine.worker import Workers
 from diffulex.logger import LoggerMixin
+from diffulex.model.loader import check_division
 from diffulex.sampling_params import SamplingParams
 from diffulex.utils.output import GenerationOutput, RequestOutput, StepReport
 from diffulex.utils.progress import GenerationProgress
@@ -45,16 +47,26 @@ class DiffulexEngine(LoggerMixin):
     """
 
     def __init__(self, model: str, **kwargs: Any) -> None:
+        self._start(Config.from_keywords(model=model, **kwargs))
+
+    @classmethod
+    def from_config(cls, config: Config) -> Self:
+        """An engine with exactly the settings of `config`."""
+        engine = cls.__new__(cls)
+        engine._start(config)
+        return engine
+
+    def _start(self, config: Config) -> None:
         self._exited = True
         importlib.import_module("diffulex.strategy")
-        config = Config.from_keywords(model=model, **kwargs)
         self.tokenizer = load_tokenizer(
             config.checkpoint, config.checkpoint.tokenizer_path, trust_remote_code=config.trust_remote_code
         )
         self.runner = _make_runner(config)
-        self.config = dataclasses.replace(config, num_pages=self.runner.memory_plan.num_pages)
+        self.config = config.resolved(num_pages=self.runner.memory_plan.num_pages)
         self.scheduler = _make_scheduler(self.config)
         self._next_id = 0
+        self._aborted: list[RequestOutput] = []
         self._exited = False
         atexit.register(self.exit)
         self._termination = TerminationHandler(self.exit)
@@ -94,8 +106,16 @@ class DiffulexEngine(LoggerMixin):
         return ids
 
     def abort_request(self, req_id: int) -> bool:
-        """Ends a request now and frees its pages; False when it is not there any more."""
-        return self.scheduler.abort(req_id) is not None
+        """Ends a request now and frees its pages; the report of the next step holds its output.
+
+        Returns:
+            False when the request is not there any more.
+        """
+        req = self.scheduler.abort(req_id)
+        if req is None:
+            return False
+        self._aborted.append(build_output(req, self.tokenizer))
+        return True
 
     def is_finished(self) -> bool:
         """True when every request has ended."""
@@ -104,13 +124,16 @@ class DiffulexEngine(LoggerMixin):
     # Steps ------------------------------------------------------------------------------------------------
 
     def step(self) -> StepReport:
-        """One forward pass over the batch; the report holds the outputs that ended with it."""
+        """One forward pass over the batch; the report holds the outputs that ended with it.
+
+        Requests that were aborted since the step before are among them.
+        """
         start = time.perf_counter()
         with self.runner.profiler.span("schedule"):
             plan = self.scheduler.schedule()
         scheduled = time.perf_counter()
         if not plan.spans:
-            return StepReport(plan.step_id, 0, 0, 0, 0, scheduled - start, {}, ())
+            return StepReport(plan.step_id, 0, 0, 0, 0, scheduled - start, {}, self._take_aborted())
         result = self.runner.run(plan)
         ran = time.perf_counter()
         with self.runner.profiler.span("post"):
@@ -126,8 +149,12 @@ class DiffulexEngine(LoggerMixin):
             num_tokens_filled=int(result.accepted.sum()),
             step_time=end - start,
             times=times,
-            finished=tuple(build_output(req, self.tokenizer) for req in finished),
+            finished=(*self._take_aborted(), *(build_output(req, self.tokenizer) for req in finished)),
         )
+
+    def _take_aborted(self) -> tuple[RequestOutput, ...]:
+        aborted, self._aborted = self._aborted, []
+        return tuple(aborted)
 
     def _note_step(self, plan: StepPlan, result: StepResult, now: float, seconds: float) -> None:
         """First-token times, and with ``save_trace`` the record of every request of the step."""
@@ -194,7 +221,7 @@ class DiffulexEngine(LoggerMixin):
                         on_step(report)
         finally:
             for req_id in collected.unfinished():
-                self.abort_request(req_id)
+                self.scheduler.abort(req_id)
         outputs = [collected.outputs[i] for i in range(len(prompts))]
         return GenerationOutput(outputs, time.perf_counter() - start)
 
@@ -248,9 +275,22 @@ class _Collected:
 
 
 def _make_runner(config: Config) -> MultiBlockModelRunnerTemplate:
-    runner = AutoModelRunner.get(config.decoding_strategy)(config, 0, [])
-    if not isinstance(runner, MultiBlockModelRunnerTemplate):
-        raise TypeError(f"{type(runner).__name__} is no MultiBlockModelRunnerTemplate")
+    runner_class = AutoModelRunner.get(config.decoding_strategy)
+    if not issubclass(runner_class, MultiBlockModelRunnerTemplate):
+        raise TypeError(f"{runner_class.__name__} is no MultiBlockModelRunnerTemplate")
+    if config.tensor_parallel_size == 1:
+        return runner_class(config, 0, [])
+    check_division(config, config.tensor_parallel_size)
+    config = config.resolved(master_port=choose_port(config))
+    workers = Workers(config, runner_class.__module__)
+    try:
+        workers.wait_until_joining()
+        runner = runner_class(config, 0, workers.event)
+    except BaseException as error:
+        failure = workers.failure(error) if isinstance(error, RuntimeError) else error
+        workers.stop()
+        raise failure from error
+    runner.workers = workers
     return runner
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from diffulex.attention.metadata import MetadataSlot, set_fetch_fn_for_attn_metadata
+from diffulex.distributed.collectives import all_minimum
+from diffulex.distributed.launch import start_group, stop_group
 from diffulex.engine.memory import CacheShape, MemoryPlan, plan_memory
 from diffulex.engine.plan import StepPlan, StepResult
 from diffulex.logger import get_logger
@@ -17,7 +19,7 @@ from diffulex.model.loader import load_model
 from diffulex.profiling import Profiler
 from diffulex.sampler.base import AutoSampler
 from diffulex.settings.defaults import MODEL_DEFAULTS
-from diffulex.utils.device import memory_facts, resolve_device, resolve_dtype
+from diffulex.utils.device import free_memory, resolve_device, resolve_dtype
 from diffulex.utils.registry import Registry
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
     from diffulex.config import Config
+    from diffulex.engine.worker import Workers
     from diffulex.mixin.multi_block.batch import BlockBatch
     from diffulex.model.decoder import DiffusionLM
 
@@ -38,6 +41,8 @@ class ModelRunnerBase:
     constructor; both only store functions.
     """
 
+    #: The processes of the other ranks; only rank 0 has them.
+    workers: Workers | None = None
     #: Metadata object of the strategy, bound before the model is built.
     attn_metadata: ClassVar[MetadataSlot[Any] | None] = None
     set_attn_metadata: Callable[..., None] | None = None
@@ -59,6 +64,7 @@ class ModelRunnerBase:
             slot = self.attn_metadata
             set_fetch_fn_for_attn_metadata(slot.fetch)
             self.init_attn_metadata_fn(slot.set, slot.reset, slot.fetch)
+        self.parallel = start_group(config, rank)
         self.shift_logits = MODEL_DEFAULTS[config.model_name].shift_logits
         self.model = self.load_model()
         self.sampler = AutoSampler.get(config.sampling_mode)()
@@ -76,7 +82,7 @@ class ModelRunnerBase:
 
     def load_model(self) -> DiffusionLM:
         """The model of the checkpoint, on the device, in evaluation mode."""
-        return load_model(self.config, self.device, self.dtype)
+        return load_model(self.config, self.device, self.dtype, parallel=self.parallel)
 
     def allocate_cache(self) -> MemoryPlan:
         """Plans the memory and gives each attention layer its keys and values.
@@ -85,7 +91,11 @@ class ModelRunnerBase:
         """
         model = self.model
         shape = CacheShape(model.num_layers, model.num_kv_heads, model.head_dim, self.dtype.itemsize)
-        plan = plan_memory(self.config, shape, model.vocab_size, memory_facts(self.device).free)
+        available = free_memory(self.device)
+        if self.device.type == "cpu":
+            available //= self.parallel.size  # all ranks share the main memory
+        available = all_minimum(available, self.parallel)
+        plan = plan_memory(self.config, shape, model.vocab_size, available)
         size = (plan.num_pages, self.config.page_size, shape.num_kv_heads, shape.head_dim)
         for layer in model.attention_layers():
             layer.k_cache = torch.empty(size, dtype=self.dtype, device=self.device)
@@ -97,6 +107,9 @@ class ModelRunnerBase:
         self.profiler.stop()
         for layer in self.model.attention_layers():
             layer.k_cache = layer.v_cache = None
+        if self.workers is not None:
+            self.workers.stop()
+        stop_group(self.parallel)
 
 
 class MultiBlockModelRunnerTemplate(MultiBlockRunnerMixin, ModelRunnerBase):  # type: ignore[misc]
@@ -106,17 +119,29 @@ class MultiBlockModelRunnerTemplate(MultiBlockRunnerMixin, ModelRunnerBase):  # 
     """
 
     @torch.inference_mode()
+    def follow(self, batch: BlockBatch) -> None:
+        """What the other ranks do while rank 0 runs `batch`: the same forward, the same logits."""
+        self.sample(self.forward(batch), batch)
+
+    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Forwards and samples `plan`; requests with logits that are not finite are reported, not raised."""
         clock = [time.perf_counter()]
         with self.profiler.span("prepare"):
             batch = self.prepare(plan.spans)
+            if self.workers is not None:
+                self.workers.send(batch)
         clock.append(time.perf_counter())
-        with self.profiler.span("forward"):
-            hidden = self.forward(batch)
-        clock.append(time.perf_counter())
-        with self.profiler.span("sample"):
-            decisions = self.sample(hidden, batch)
+        try:
+            with self.profiler.span("forward"):
+                hidden = self.forward(batch)
+            clock.append(time.perf_counter())
+            with self.profiler.span("sample"):
+                decisions = self.sample(hidden, batch)
+        except RuntimeError as error:
+            if self.workers is None:
+                raise
+            raise self.workers.failure(error) from error
         clock.append(time.perf_counter())
         self.profiler.step()
         parts = {name: clock[i + 1] - clock[i] for i, name in enumerate(("prepare", "forward", "sample"))}
@@ -130,6 +155,7 @@ class MultiBlockModelRunnerTemplate(MultiBlockRunnerMixin, ModelRunnerBase):  # 
             for span in np.unique(spans):
                 first = int(batch.sample_positions[bad[spans == span][0]])
                 failed[int(span)] = f"the logits at position {first} are not finite (NaN or infinity)"
+                decisions.accepted[batch.row_offsets[span] : batch.row_offsets[span + 1]] = False
         return StepResult(
             row_offsets=batch.row_offsets,
             positions=batch.sample_positions,

@@ -240,18 +240,23 @@ class MultiBlockReqTemplate(DllmReq):
         tokens: NDArray[np.int64],
     ) -> None:
         """Takes in the results of `span`: fills `positions`, moves blocks on, checks the stop rules."""
-        setattr(self.nfe, span.kind.value, getattr(self.nfe, span.kind.value) + 1)
-        self.num_forward_tokens += span.num_rows
+        self.count_pass(span)
         self.stored_end = span.store_end
         if span.samples:
             self._count_block_steps()
         self._write(positions, tokens)
         if not span.samples and span.end < self.window_end:
+            self.stop_rules.check_passes()
             return
         self._advance_blocks(span.store_end)
         self.stop_rules.update(positions, tokens, sampled=span.samples)
         if not self.is_finished:
             self.open_next_block()
+
+    def count_pass(self, span: RequestSpan) -> None:
+        """Counts a forward the request took part in, whatever came out of it."""
+        setattr(self.nfe, span.kind.value, getattr(self.nfe, span.kind.value) + 1)
+        self.num_forward_tokens += span.num_rows
 
     def _count_block_steps(self) -> None:
         for block in self.window:
@@ -369,18 +374,9 @@ class MultiBlockReqTemplate(DllmReq):
             for block in self.window
         )
         tokens = tuple(self.tokens[start:end].tolist())
-        entry = (
-            step[0],
-            span.kind.value,
-            step[1],
-            span.start,
-            span.end,
-            tuple(filled),
-            start,
-            tokens,
-            blocks,
-        )
-        self.trajectory.append(StepRecord(*entry))
+        number, seconds = step
+        rows = (span.start, span.end, tuple(filled))
+        self.trajectory.append(StepRecord(number, span.kind.value, seconds, *rows, start, tokens, blocks))
 
 
 def _seed_key(base: int, req_id: int) -> int:

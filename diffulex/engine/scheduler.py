@@ -112,20 +112,21 @@ class MultiBlockSchedulerTemplate(SchedulerBase):
     def schedule(self) -> StepPlan:
         """The spans of the next forward, in order of arrival, within the token budget."""
         spans: list[RequestSpan] = []
-        budget, num_evicted = self.max_num_batched_tokens, 0
+        budget = self.max_num_batched_tokens
         for req in tuple(self.running):
             if req not in self.running:
                 break
             span = req.next_span(budget, whole=not spans)
             if span is None:
                 break
-            num_evicted += self._make_room(req, span.store_end)
+            self._make_room(req, span.store_end)
             if req not in self.running:
                 break
             self.kv_cache_manager.grow(req, span.store_end)
             spans.append(span)
             budget -= span.num_rows
-        if not num_evicted:
+        else:
+            # Newcomers only when nobody before them had to wait.
             self._admit(spans, budget)
         if not spans and not self.is_finished():
             raise RuntimeError(self._stuck_message())
@@ -133,16 +134,13 @@ class MultiBlockSchedulerTemplate(SchedulerBase):
         self._num_steps += 1
         return plan
 
-    def _make_room(self, req: MultiBlockReqTemplate, end: int) -> int:
+    def _make_room(self, req: MultiBlockReqTemplate, end: int) -> None:
         """Preempts from the youngest until `req` can store ``[0, end)`` or is itself preempted."""
-        num_evicted = 0
         while not self.kv_cache_manager.can_grow(req, end):
             victim = self.running[-1]
             self.preempt(victim)
-            num_evicted += 1
             if victim is req:
                 break
-        return num_evicted
 
     def preempt(self, req: MultiBlockReqTemplate) -> None:
         """Takes the pages of a running request and puts it at the head of the queue."""
@@ -184,6 +182,7 @@ class MultiBlockSchedulerTemplate(SchedulerBase):
             req = span.req
             failure = result.failed.get(index)
             if failure is not None:
+                req.count_pass(span)
                 req.finish("error", f"request {req.req_id}, step {plan.step_id}: {failure}")
             else:
                 rows = slice(result.row_offsets[index], result.row_offsets[index + 1])

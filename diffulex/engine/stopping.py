@@ -52,16 +52,27 @@ class StopStrings:
     def push(self, ids: Sequence[int]) -> int | None:
         """Character offset of the earliest stop string once there is one, else None."""
         self._text += self._stream.push(ids)
-        start = max(self._searched - self._overlap, self._first_offset(), 0)
+        first = self._first_offset()
+        if first is None:
+            return None
+        start = max(self._searched - self._overlap, first, 0)
         hits = [self._text.find(stop, start) for stop in self._stops]
         self._searched = len(self._text)
         return min((hit for hit in hits if hit >= 0), default=None)
 
-    def _first_offset(self) -> int:
-        if self._marker is None or not self._text.lstrip().startswith(self._marker.replace("/", "", 1)):
+    def _first_offset(self) -> int | None:
+        """Where the search may begin; None while the text may still turn out to be a thinking part."""
+        if self._marker is None:
             return 0
+        opening, begin = self._marker.replace("/", "", 1), self._text.lstrip()
+        if not begin.startswith(opening):
+            return None if opening.startswith(begin) else 0
         found = self._text.find(self._marker)
-        return len(self._text) if found < 0 else found + len(self._marker)
+        if found < 0:
+            return None
+        # White space between the thinking part and the answer belongs to neither.
+        behind = self._text[found + len(self._marker) :]
+        return len(self._text) - len(behind.lstrip())
 
 
 class StopRules:
@@ -120,6 +131,15 @@ class StopRules:
         if reason is not None:
             req.finish(reason)
 
+    def check_passes(self) -> None:
+        """Ends the request after a forward that wrote nothing, if it was the last one allowed."""
+        if self._is_out_of_passes():
+            self._req.finish(self._pending or "max_nfe_reached")
+
+    def _is_out_of_passes(self) -> bool:
+        limit = self._req.sampling_params.max_nfe
+        return limit is not None and self._req.nfe.total >= limit
+
     def _find_stop_ids(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
         req, hit = self._req, np.zeros(len(tokens), np.bool_)
         for stop_id in (*self._eos_ids, *self._stop_ids):
@@ -167,7 +187,7 @@ class StopRules:
 
     def _hard_reason(self, num_filled: int, *, grew: bool, sampled: bool) -> str | None:
         req, params = self._req, self._req.sampling_params
-        if params.max_nfe is not None and req.nfe.total >= params.max_nfe:
+        if self._is_out_of_passes():
             return "max_nfe_reached"
         if params.max_repetition_run is not None and grew and self._repeats(params.max_repetition_run):
             return "max_repetition_run_reached"
@@ -198,7 +218,7 @@ class StopRules:
     def _end(self, reason: str) -> None:
         """Finishes now, or after one last forward that stores what is finished but not stored."""
         req = self._req
-        if not req.rules.skip_final_store:
+        if not req.rules.skip_final_store and not self._is_out_of_passes():
             req.drain()
             if req.window:
                 self._pending = reason

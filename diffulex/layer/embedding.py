@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class _VocabularyRows(nn.Module):
-    """Holds the rows ``[rank * n, (rank + 1) * n)`` of a ``[vocab_size, hidden_size]`` matrix."""
+    """Holds the rows ``[rank * n, (rank + 1) * n)`` of a ``[vocab_size, hidden_size]`` matrix.
+
+    A vocabulary that does not divide evenly is padded with rows of zeros at the end; their logits are cut off.
+    """
 
     def __init__(
         self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, parallel: ParallelState = SINGLE
@@ -25,14 +28,16 @@ class _VocabularyRows(nn.Module):
         super().__init__()
         self.vocab_size = vocab_size
         self.parallel = parallel
-        num_rows = parallel.share(vocab_size, "vocabulary size")
-        self.first_row = parallel.rank * num_rows
+        num_rows = -(-vocab_size // parallel.size)
+        self.first_row = min(parallel.rank * num_rows, vocab_size)
+        self.num_real_rows = min(num_rows, vocab_size - self.first_row)
         self.weight = nn.Parameter(torch.empty(num_rows, hidden_size, dtype=dtype), requires_grad=False)
+        self.weight.data[self.num_real_rows :] = 0
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """``weight``."""
         shape = (self.vocab_size, self.weight.shape[1])
-        return {"weight": WeightSlot(self.weight.data, shape, 0, self.first_row)}
+        return {"weight": WeightSlot(self.weight.data[: self.num_real_rows], shape, 0, self.first_row)}
 
 
 class VocabEmbedding(_VocabularyRows):
@@ -43,7 +48,7 @@ class VocabEmbedding(_VocabularyRows):
         if self.parallel.size == 1:
             return embedding(input_ids, self.weight)
         local = input_ids - self.first_row
-        is_here = (local >= 0) & (local < self.weight.shape[0])
+        is_here = (local >= 0) & (local < self.num_real_rows)
         vectors = embedding(local * is_here, self.weight) * is_here.unsqueeze(-1)
         return all_reduce(vectors, self.parallel)
 
@@ -57,4 +62,5 @@ class OutputHead(_VocabularyRows):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits of the whole vocabulary, on every rank."""
-        return all_gather_last(linear(hidden, self.weight), self.parallel)
+        logits = all_gather_last(linear(hidden, self.weight), self.parallel)
+        return logits if logits.shape[-1] == self.vocab_size else logits[:, : self.vocab_size].contiguous()

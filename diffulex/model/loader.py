@@ -13,6 +13,8 @@ import torch
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
+from diffulex.config import ConfigError
+from diffulex.distributed.state import SINGLE, ParallelState
 from diffulex.logger import get_logger
 from diffulex.model.catalog import family_of
 from diffulex.utils.checkpoint import CheckpointError, iter_weights, weight_headers
@@ -49,10 +51,34 @@ class LoadSettings(Protocol):
         ...
 
 
+def check_division(config: LoadSettings, size: int) -> None:
+    """The model of `config.checkpoint` can be divided among `size` processes; no weight is read.
+
+    Raises:
+        ConfigError: heads or another width do not divide; names what and by how much.
+        CheckpointError: the checkpoint is another family's or its config.json cannot be read.
+    """
+    family = family_of(config.model_name, config.checkpoint)
+    names = weight_headers(config.checkpoint).keys()
+    try:
+        with torch.device("meta"):
+            family.from_facts(config.checkpoint, names, dtype=torch.float32, parallel=ParallelState(size))
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise ConfigError([f"tensor_parallel_size={size} does not fit this model: {error}"]) from error
+
+
 def load_model(
-    config: LoadSettings, device: torch.device, dtype: torch.dtype, show_progress: bool = False
+    config: LoadSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    show_progress: bool = False,
+    parallel: ParallelState = SINGLE,
 ) -> DiffusionLM:
     """The model of `config.checkpoint` on `device`, in evaluation mode, all weights filled and finite.
+
+    With `parallel` it is this process's part of the model.
 
     Raises:
         CheckpointError: the checkpoint is another family's, damaged, holds values that are not finite, or
@@ -63,7 +89,7 @@ def load_model(
     family = family_of(config.model_name, facts)
     headers = weight_headers(facts)
     with torch.device(device):
-        model = family.from_facts(facts, headers.keys(), dtype=dtype)
+        model = family.from_facts(facts, headers.keys(), dtype=dtype, parallel=parallel)
     if not 0 <= config.mask_token_id < model.vocab_size:
         raise CheckpointError(
             f"mask_token_id ({config.mask_token_id}) must be below the vocabulary size ({model.vocab_size}) "

@@ -36,7 +36,9 @@ def choose_tokens(logits_NV: Tensor, inputs: SamplerInput) -> tuple[Tensor, Tens
         drawn_N = draw_tokens(allowed, inputs)
         token_N = torch.where(inputs.temperature_N > 0, drawn_N, token_N)
     log_total_N = logits.logsumexp(dim=-1)
-    confidence_N = (logits.gather(1, token_N[:, None])[:, 0] - log_total_N).exp()
+    chosen_N = allowed.gather(1, token_N[:, None])[:, 0]
+    # A row that leaves no id to choose from is as useless as one with NaN.
+    confidence_N = (chosen_N - log_total_N).exp().masked_fill(chosen_N.isneginf(), float("nan"))
     return token_N, confidence_N, _force_scores(logits, log_total_N, confidence_N, inputs)
 
 
@@ -51,9 +53,9 @@ def draw_tokens(allowed_NV: Tensor, inputs: SamplerInput) -> Tensor:
     if temperature_N is None or top_p_N is None or top_k_N is None or uniform_N is None:
         raise ValueError("a draw needs temperature, top_p, top_k and a uniform number for each row")
     heat_N1 = torch.where(temperature_N > 0, temperature_N, 1.0)[:, None]
-    prob_NV, ids_NV = (
-        (allowed_NV / heat_N1).double().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    )
+    # Relative to the best id, so that a temperature close to 0 cannot overflow.
+    scaled_NV = (allowed_NV - allowed_NV.amax(dim=-1, keepdim=True)).double() / heat_N1.double()
+    prob_NV, ids_NV = scaled_NV.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(prob_NV.shape[1], device=prob_NV.device)
     limit_N1 = torch.where(top_k_N > 0, top_k_N, prob_NV.shape[1])[:, None]
     prob_NV = torch.where(rank_V < limit_N1, prob_NV, 0.0)

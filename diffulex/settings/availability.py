@@ -38,17 +38,19 @@ class Feature:
     """Values of one setting that need more than any machine has.
 
     `plain` are the values that always work; the first of them replaces a default that cannot be had. `ready`
-    says that the others are built, `need` what they need of the machine.
+    says that the others are built, `need` what they need of the machine. `works_on_cpu` says that the CPU runs
+    them when the user writes them, never by default.
     """
 
     name: str
     plain: tuple[object, ...]
     ready: bool = False
     need: Need | None = None
+    works_on_cpu: bool = False
 
 
 FEATURES: Final = (
-    Feature("tensor_parallel_size", (1,), need="devices"),
+    Feature("tensor_parallel_size", (1,), need="devices", works_on_cpu=True),
     Feature("data_parallel_size", (1,)),
     Feature("expert_parallel_size", (1,)),
     Feature("distributed_backend", ("gloo",), ready=True, need="cuda"),
@@ -116,6 +118,8 @@ def apply_features(draft: Draft, features: Sequence[Feature] = FEATURES) -> None
         if value in feature.plain or draft.is_broken(feature.name):
             continue
         if draft.is_demand(feature.name):
+            if feature.works_on_cpu and draft.values["device"] == "cpu":
+                continue
             _refuse_demand(draft, feature, value)
             continue
         if not feature.ready:

@@ -88,11 +88,11 @@ def _check_heads(draft: Draft, facts: CheckpointFacts) -> None:
     kv_heads = facts.config.get("num_key_value_heads", facts.config.get("n_kv_heads")) or heads
     if not isinstance(heads, int) or not isinstance(kv_heads, int):
         return
-    if heads % size or (kv_heads % size and size % kv_heads):
+    if heads % size or kv_heads % size:
         draft.refuse(
             "tensor_parallel_size",
-            f"tensor_parallel_size ({size}) must divide the {heads} attention heads and divide, or be a "
-            f"multiple of, the {kv_heads} KV heads of {facts.path}; choose another size",
+            f"tensor_parallel_size ({size}) must divide the {heads} attention heads and the {kv_heads} "
+            f"KV heads of {facts.path}; choose another size",
         )
 
 

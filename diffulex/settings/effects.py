@@ -112,10 +112,11 @@ EFFECTS: Final = (
         _is("moe_dispatcher_backend", "deepep"),
     ),
     Effect(
-        ("master_addr", "master_port", "distributed_backend", "distributed_timeout_seconds", "shm_name"),
+        ("master_addr", "master_port", "distributed_backend", "distributed_timeout_seconds"),
         "a parallel size above 1",
         _many_ranks,
     ),
+    Effect(("shm_name",), "shared memory between ranks, which talk through pipes", lambda _: False),
     Effect(
         ("device_start", "device_ids"),
         "device='cuda'",

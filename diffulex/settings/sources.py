@@ -20,7 +20,7 @@ from diffulex.settings.spec import ConfigError, SettingInfo, check_value, settin
 from diffulex.settings.yaml_files import YamlFile, parse_scalar, read_yaml
 from diffulex.utils.registry import did_you_mean
 
-__all__ = ["Sections", "load_yaml"]
+__all__ = ["Sections", "load_yaml", "read_layer"]
 
 logger = get_logger(__name__)
 
@@ -37,18 +37,29 @@ def load_yaml(paths: Sequence[str | Path], overrides: Sequence[str], sections: S
         ConfigError: a file cannot be read, a key stands twice or is unknown, or a value has the wrong type;
             all faults of all files are listed.
     """
+    layer, faults = read_layer(paths, overrides, sections)
+    if faults:
+        raise ConfigError(faults)
+    return layer
+
+
+def read_layer(
+    paths: Sequence[str | Path], overrides: Sequence[str], sections: Sections
+) -> tuple[Layer, list[str]]:
+    """What `load_yaml` reads, without the settings that are faulty, and all faults.
+
+    For a caller that goes on to check the other settings, so that a user sees every fault at once.
+    """
     reader = _Reader(sections)
     contents = reader.files([read_yaml(Path(path)) for path in paths])
     contents += [reader.override(text) for text in overrides]
     merged = reader.merged(contents)
     values = {section: reader.checked(section, written) for section, written in merged.items()}
-    if reader.faults:
-        raise ConfigError(reader.faults)
     origins = {
         section: {name: reader.writers[f"{section}.{name}"] for name in written}
         for section, written in values.items()
     }
-    return Layer(values, origins)
+    return Layer(values, origins), reader.faults
 
 
 class _Reader:
@@ -143,11 +154,11 @@ class _Reader:
         infos = settings_of(*self.sections[section])
         checked = {}
         for name, value in values.items():
-            checked[name] = value
-            if _is_checked_here(infos[name]):
-                checked[name], wrong = check_value(infos[name], value)
-                if wrong is not None:
-                    self.faults.append(f"{_place(self.writers[f'{section}.{name}'])}: {wrong}")
+            plain, wrong = check_value(infos[name], value) if _is_checked_here(infos[name]) else (value, None)
+            if wrong is None:
+                checked[name] = plain
+            else:
+                self.faults.append(f"{_place(self.writers[f'{section}.{name}'])}: {wrong}")
         return checked
 
     def _unknown_section(self, name: str) -> str:

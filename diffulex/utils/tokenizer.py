@@ -69,7 +69,7 @@ class Tokenizer:
         """
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         bos = self.bos_token_id
-        if add_special_tokens and bos is not None and ids[:2] == [bos, bos] and self._begins_with_bos(text):
+        if add_special_tokens and bos is not None and ids[:2] == [bos, bos]:
             return ids[1:]
         return ids
 
@@ -86,7 +86,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **variables: object,
     ) -> str:
-        """The prompt text of a conversation; `variables` such as ``enable_thinking=False`` reach the template.
+        """The prompt of a conversation; `variables` such as ``enable_thinking=False`` reach the template.
 
         Raises:
             TokenizerError: there is no template, or it refuses the messages.
@@ -107,9 +107,6 @@ class Tokenizer:
                 f"the chat template in {self.folder} refuses the messages: {error}; change the messages"
             ) from error
         return text
-
-    def _begins_with_bos(self, text: str) -> bool:
-        return bool(self.bos_token) and text.startswith(str(self.bos_token))
 
 
 class IncrementalDecoder:

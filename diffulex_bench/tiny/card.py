@@ -70,8 +70,9 @@ Templates solved least often in the test (single block): {weak}.
 
 ## Limits
 
-* Training and test share their 85 templates; names and numbers differ, the kind of problem does not. This
-  is no measure of mathematical skill and must not be compared with models tested on GSM8K.
+* Training and test share their 85 templates: a test question differs from every training question in a name,
+  a thing or a number, never in kind. This is no measure of mathematical skill and must not be compared with
+  models tested on GSM8K.
 * The texts are templated, so almost all words are certain and TPF is far higher than that of real models.
 {notes}"""
 

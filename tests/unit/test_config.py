@@ -274,7 +274,6 @@ class TestWishes:
     @pytest.mark.parametrize(
         ("name", "value", "missing"),
         [
-            ("tensor_parallel_size", 2, "needs a CUDA device and this machine has none"),
             ("attn_impl", "triton_grouped", "needs a CUDA device and this machine has none"),
             ("attn_impl", "triton", "needs a CUDA device and this machine has none"),
             ("enable_vllm_layers", True, "needs the package vllm, which is not installed"),
@@ -410,10 +409,10 @@ class TestCheckpoint:
         problems = refused(checkpoint, tensor_parallel_size=3)
         assert any("must divide the 4 attention heads" in problem for problem in problems)
 
-    def test_b35_kv_heads_may_be_repeated_on_several_ranks(self, checkpoint: Path) -> None:
-        for size in (2, 4):
-            problems = refused(checkpoint, tensor_parallel_size=size)
-            assert not any("attention heads" in problem for problem in problems)
+    def test_b35_ranks_that_do_not_divide_the_kv_heads_are_refused_by_name(self, checkpoint: Path) -> None:
+        assert make_config(checkpoint, tensor_parallel_size=2).tensor_parallel_size == 2
+        (problem,) = refused(checkpoint, tensor_parallel_size=4)
+        assert "the 2 KV heads" in problem
 
     def test_b35_head_counts_of_other_names_are_read_too(self, tmp_path: Path) -> None:
         names = {"num_attention_heads": None, "num_key_value_heads": None, "n_heads": 5, "n_kv_heads": 1}

@@ -90,9 +90,9 @@ def test_requests_without_rows_change_nothing() -> None:
     inputs = make_inputs([(3, 5), (4, 0)])
     metadata = dataclasses.replace(
         inputs.metadata,
-        cu_q_lens=torch.tensor([0, 3, 3, 7], dtype=torch.int32),
-        context_lens=torch.tensor([5, 2, 0], dtype=torch.int32),
-        page_tables=inputs.metadata.page_tables[[0, 0, 1]],
+        cu_q_lens=torch.tensor([0, 3, 3, 7, 7], dtype=torch.int32),
+        context_lens=torch.tensor([5, 2, 0, 0], dtype=torch.int32),
+        page_tables=inputs.metadata.page_tables[[0, 0, 1, 1]],
         scratch={},
     )
     torch.testing.assert_close(attend(inputs._replace(metadata=metadata)), attend(inputs))
@@ -109,11 +109,12 @@ def test_half_precision_rounds_the_result_only(dtype: torch.dtype) -> None:
 
 
 def test_batches_keep_a_long_prefill_apart_from_short_windows() -> None:
-    spans = [_Span(0, 400, 0), *(_Span(i, 16, 200 + i) for i in range(1, 32))]
-    groups = group_spans(spans)
-    assert [span.num_rows for span in groups[0]] == [400]
-    assert len(groups) == 2
-    assert sorted(span.request for group in groups for span in group) == list(range(32))
+    for context in (0, 16):
+        spans = [_Span(0, 400, context), *(_Span(i, 16, 200 + i) for i in range(1, 32))]
+        groups = group_spans(spans)
+        assert [{span.num_rows for span in group} for group in groups if len(group) == 1] == [{400}]
+        assert len(groups) == 2
+        assert sorted(span.request for group in groups for span in group) == list(range(32))
 
 
 @given(sizes=SIZES)

@@ -82,7 +82,12 @@ def test_fault_of_the_user_ends_with_code_2_and_one_message_before_weights_load(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"), [(["--blok-size", "4"], "--block-size"), (["--block-size", "x"], "block-size")]
+    ("arguments", "word"),
+    [
+        (["--blok-size", "4"], "--block-size"),
+        (["--block-size", "x"], "block-size"),
+        (["--dataset-limit", "0.1"], "positive whole number, or null"),
+    ],
 )
 def test_wrong_flag_ends_with_code_2_and_one_line(capsys, arguments, word):
     with pytest.raises(SystemExit) as caught:

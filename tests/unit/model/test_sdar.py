@@ -101,6 +101,7 @@ def test_everything_wrong_with_a_config_is_listed_at_once(tmp_path: Path) -> Non
         tmp_path / "m",
         hidden_size=...,
         num_hidden_layers=0,
+        num_key_value_heads=True,
         intermediate_size=2.5,
         head_dim=7,
         rms_norm_eps="small",
@@ -113,6 +114,7 @@ def test_everything_wrong_with_a_config_is_listed_at_once(tmp_path: Path) -> Non
     for part in (
         "hidden_size must be a positive whole number, it is absent",
         "num_hidden_layers must be a positive whole number, it is 0",
+        "num_key_value_heads must be a positive whole number, it is True",
         "intermediate_size must be a positive whole number, it is 2.5",
         "head_dim must be even, it is 7",
         "rms_norm_eps must be a positive number, it is 'small'",

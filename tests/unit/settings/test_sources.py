@@ -8,7 +8,7 @@ import pytest
 
 from diffulex.settings.layers import Layer, layer_of, merge
 from diffulex.settings.sections import ENGINE_SECTIONS
-from diffulex.settings.sources import load_yaml
+from diffulex.settings.sources import load_yaml, read_layer
 from diffulex.settings.spec import ConfigError, setting
 
 
@@ -259,3 +259,11 @@ def test_a_later_layer_wins_and_brings_its_origin() -> None:
     assert merged.values == {"eval": {"max_tokens": 2, "temperature": 0.5}, "engine": {"block_size": 8}}
     assert merged.origins["eval"] == {"max_tokens": "yaml a.yaml:1", "temperature": "task gsm8k"}
     assert task.values["eval"]["max_tokens"] == 1
+
+
+def test_a_caller_may_go_on_with_the_settings_that_are_not_faulty(tmp_path: Path) -> None:
+    path = write(tmp_path, "engine:\n  block_size: x\n  page_size: 8\n  pages: 3\n")
+    layer, found = read_layer([path], [], SECTIONS)
+    assert layer.values == {"engine": {"page_size": 8}}
+    assert layer.origins == {"engine": {"page_size": f"yaml {path}:3"}}
+    assert [fault.partition(": ")[0] for fault in found] == [f"{path}:4", f"{path}:2"]

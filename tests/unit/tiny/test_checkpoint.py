@@ -15,10 +15,10 @@ from diffulex_bench.tiny.tokenizer import TextEncoder, train_tokenizer
 LAYER_SHAPES = {
     "input_layernorm.weight": ("H",),
     "post_attention_layernorm.weight": ("H",),
-    "self_attn.q_proj.weight": ("ND", "H"),
-    "self_attn.k_proj.weight": ("KD", "H"),
-    "self_attn.v_proj.weight": ("KD", "H"),
-    "self_attn.o_proj.weight": ("H", "ND"),
+    "self_attn.q_proj.weight": ("N*D", "H"),
+    "self_attn.k_proj.weight": ("K*D", "H"),
+    "self_attn.v_proj.weight": ("K*D", "H"),
+    "self_attn.o_proj.weight": ("H", "N*D"),
     "self_attn.q_norm.weight": ("D",),
     "self_attn.k_norm.weight": ("D",),
     "mlp.gate_proj.weight": ("I", "H"),
@@ -33,8 +33,8 @@ def published_shapes(recipe: Recipe) -> dict[str, tuple[int, ...]]:
         "H": shape.hidden_size,
         "I": shape.intermediate_size,
         "D": shape.head_dim,
-        "ND": shape.num_heads * shape.head_dim,
-        "KD": shape.num_kv_heads * shape.head_dim,
+        "N*D": shape.num_heads * shape.head_dim,
+        "K*D": shape.num_kv_heads * shape.head_dim,
     }
     expected = {
         "model.embed_tokens.weight": (shape.vocab_size, shape.hidden_size),

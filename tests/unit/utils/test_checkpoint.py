@@ -346,8 +346,15 @@ class TestWeights:
         with pytest.raises(CheckpointError, match=r"lm_head\.weight is in both"):
             weight_headers(read_checkpoint(folder))
 
-    @pytest.mark.parametrize("weight_map", [None, {}, [], {"a": "../model.safetensors"}])
+    @pytest.mark.parametrize("weight_map", [None, {}, []])
     def test_an_index_without_a_usable_map_is_refused(self, folder: Path, weight_map: object) -> None:
         shard(folder)
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
         assert "model.safetensors.index.json" in refusal(folder)
+
+    def test_an_index_does_not_lead_out_of_its_folder(self, folder: Path) -> None:
+        weights = shard(folder)
+        save_file(weights, folder.parent / "outside.safetensors")
+        weight_map = dict.fromkeys(weights, "../outside.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        assert "names files outside its folder: ../outside.safetensors" in refusal(folder)

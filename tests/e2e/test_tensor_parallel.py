@@ -1,0 +1,119 @@
+"""Two ranks on the CPU (gloo): the same tokens as one rank, and an orderly end whatever happens to a worker."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from diffulex import Diffulex, SamplingParams
+from diffulex.config import ConfigError
+from diffulex.distributed.launch import PortInUseError, choose_port
+from diffulex.engine.worker import WorkerError
+from tests.golden.cases import DATA
+from tests.support.checkpoints import write_random_sdar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DENSE = DATA / "sdar" / "dense_b4_headdim"
+PROMPTS = [[94, 12, 32, 40, 107, 104, 6, 119, 113], [1, 2, 3], [7] * 30]
+
+
+def generate(folder: Path, size: int, **settings: object) -> list[list[int]]:
+    with Diffulex(
+        str(folder), model_name="sdar", block_size=8, page_size=8, tensor_parallel_size=size, **settings
+    ) as llm:
+        params = SamplingParams(0.0, 24, ignore_eos=True)
+        return [output.token_ids for output in llm.generate(PROMPTS, params).trajectories]
+
+
+def children() -> list[int]:
+    return [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+
+
+def test_two_ranks_decode_the_same_tokens_as_one_and_leave_no_process_behind() -> None:
+    assert generate(DENSE, 2) == generate(DENSE, 1)
+    assert children() == []
+
+
+@pytest.mark.long
+def test_b35_a_vocabulary_that_does_not_divide_is_padded(tmp_path: Path) -> None:
+    folder = write_random_sdar(tmp_path, 101, num_key_value_heads=2)
+    prompts_fit = all(max(prompt) < 101 for prompt in PROMPTS[1:])
+    assert prompts_fit
+    with Diffulex(str(folder), model_name="sdar", tensor_parallel_size=2) as llm:
+        two = llm.generate(PROMPTS[1:], SamplingParams(0.0, 40)).trajectories
+    with Diffulex(str(folder), model_name="sdar", tensor_parallel_size=1) as llm:
+        one = llm.generate(PROMPTS[1:], SamplingParams(0.0, 40)).trajectories
+    assert [output.token_ids for output in two] == [output.token_ids for output in one]
+
+
+def test_b35_heads_that_do_not_divide_are_refused_by_name_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size \(3\).*4 attention heads.*2 KV heads"):
+        generate(DENSE, 3)
+    with pytest.raises(ConfigError, match="2 KV heads"):
+        generate(DENSE, 4)
+    assert children() == []
+
+
+def test_b36_a_port_in_use_is_replaced_or_named() -> None:
+    class Settings:
+        tensor_parallel_size, distributed_backend, distributed_timeout_seconds = 2, "gloo", 60
+        master_addr = "localhost"
+        explicit: frozenset[str] = frozenset()
+
+        def __init__(self, port: int) -> None:
+            self.master_port = port
+
+    with closing(socket.socket()) as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        settings = Settings(taken.getsockname()[1])
+        assert choose_port(settings) != settings.master_port
+        settings.explicit = frozenset({"master_port"})
+        with pytest.raises(PortInUseError, match=str(settings.master_port)):
+            choose_port(settings)
+
+
+def test_b36_one_device_needs_no_second_rank_by_default() -> None:
+    with Diffulex(str(DENSE), model_name="sdar") as llm:
+        assert llm.config.tensor_parallel_size == 1
+
+
+def test_a_killed_worker_ends_the_run_within_seconds_with_its_rank() -> None:
+    with Diffulex(
+        str(DENSE), model_name="sdar", block_size=8, page_size=8, tensor_parallel_size=2
+    ) as llm:
+        llm.add_request(PROMPTS[0], SamplingParams(0.0, 200, ignore_eos=True))
+        llm.step()
+        (worker,) = children()
+        os.kill(worker, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match="rank 1"):
+            while not llm.is_finished():
+                llm.step()
+        assert time.monotonic() - start < 60
+    assert children() == []
+
+
+@pytest.mark.long
+def test_a_worker_that_fails_while_loading_reports_its_traceback(tmp_path: Path) -> None:
+    folder = write_random_sdar(tmp_path, 64, num_key_value_heads=2)
+    weights = load_file(folder / "model.safetensors")
+    # The broken row belongs to rank 1 alone.
+    weights["lm_head.weight"][63] = torch.nan
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(WorkerError, match=r"(?s)rank 1 failed.*lm_head.weight"):
+        Diffulex(str(folder), model_name="sdar", tensor_parallel_size=2)
+    assert children() == []
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 64
