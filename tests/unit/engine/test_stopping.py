@@ -181,7 +181,7 @@ def test_max_nfe_drops_what_lies_behind_the_first_gap(stub: str) -> None:
 def test_an_answer_that_is_done_in_the_last_forward_keeps_its_own_reason(stub: str) -> None:
     req, _ = played(stub, SLOW, max_nfe=3, max_tokens=3)
     assert req.completion_reason == "max_new_tokens_reached"
-    req, _ = played(stub, table(answer(4, [5, EOS], 0.3)), max_nfe=2)
+    req, _ = played(stub, table(answer(4, [5, EOS], 0.3)), max_nfe=3)
     assert req.completion_reason == "eos_token_generated"
 
 
@@ -189,7 +189,7 @@ def test_pieces_of_a_prompt_count_for_max_nfe(stub: str) -> None:
     harness = table_harness(stub, SLOW)
     harness.scheduler.max_num_batched_tokens = 8
     req = harness.add([7] * 40, max_tokens=4, max_nfe=2)
-    other = harness.add([7] * 40, max_tokens=4, max_nfe=7)
+    other = harness.add([8] * 40, max_tokens=4, max_nfe=7)
     harness.run()
     assert (req.nfe.prefill, req.nfe.total, req.completion_reason) == (2, 2, "max_nfe_reached")
     assert (other.nfe.total, other.completion_reason) == (7, "max_nfe_reached")
