@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
@@ -14,21 +14,43 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class KVShape(NamedTuple):
+    """What a layer keeps of one position: as many keys and as many values of this width."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
 class Attention(nn.Module):
     """Attention without weights, made by a decoder layer, one each.
 
     The model runner sets `k_cache` and `v_cache`, ``[num_pages, page_size, num_kv_heads, head_dim]``; as long
     as they are None nothing is stored and no request may have a context.
+
+    Args:
+        num_heads, num_kv_heads: heads of this process.
+        head_dim: width of a head.
+        scale: factor on the scores.
+        window: how far a row looks back, itself included, as the metadata's `window_anchors` say; None is
+            without bound.
     """
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float) -> None:
+    def __init__(
+        self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, window: int | None = None
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.scale = scale
+        self.window = window
         self.k_cache: Tensor | None = None
         self.v_cache: Tensor | None = None
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """Shape of this layer's part of a cache slot."""
+        return KVShape(self.num_kv_heads, self.head_dim)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend with the metadata of the running forward.
@@ -43,4 +65,4 @@ class Attention(nn.Module):
             k_cache = v_cache = key[:0]
         else:
             store_kv(key, value, k_cache, v_cache, metadata)
-        return paged_attention(query, key, value, k_cache, v_cache, metadata, self.scale)
+        return paged_attention(query, key, value, k_cache, v_cache, metadata, self.scale, self.window)

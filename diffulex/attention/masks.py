@@ -2,7 +2,8 @@
 
 Axes: L positions. Row i of a matrix is True where position i may see position j. In all kinds a position
 sees a prefix ``[0, end)`` of the sequence, so one end a row says the same; the engine carries ends.
-An end may lie behind the sequence, where a block is cut by it.
+An end may lie behind the sequence, where a block is cut by it. A layer with a window hides the beginning of
+that prefix as well; where the window of a row stands is said by its anchor.
 """
 
 from __future__ import annotations
@@ -43,6 +44,22 @@ def d2f(length: int, prompt_len: int, block_size: int, origin: int | None = None
     return (key < prompt_len) | ((query >= prompt_len) & behind)
 
 
+def sliding(length: int, window: int) -> Tensor:
+    """A position sees itself and the ``window - 1`` positions before it; ``[L, L] bool``."""
+    query, key = _grid(length)
+    return (key <= query) & (query - key < window)
+
+
+def canvas(prefix_len: int, canvas_len: int, window: int | None = None) -> Tensor:
+    """A canvas sees itself, wholly, and the same prefix from each row; ``[canvas, prefix + canvas] bool``.
+
+    With a window that is the last ``window - 1`` positions of the prefix: a rectangle, not a band.
+    """
+    key = torch.arange(prefix_len + canvas_len)
+    start = 0 if window is None else prefix_len + 1 - window
+    return (key >= start).expand(canvas_len, -1)
+
+
 def full_ends(positions: Tensor, length: int) -> Tensor:
     """Visible ends of `full`."""
     return torch.full_like(positions, length)
@@ -64,10 +81,11 @@ def d2f_ends(positions: Tensor, prompt_len: int, block_size: int, origin: int | 
     return torch.where(positions < prompt_len, torch.full_like(positions, prompt_len), ends)
 
 
-def mask_of(visible_ends: Tensor, num_keys: int) -> Tensor:
-    """The boolean matrix ``[L, num_keys]`` that visible ends stand for."""
+def mask_of(visible_ends: Tensor, num_keys: int, visible_starts: Tensor | None = None) -> Tensor:
+    """The boolean matrix ``[L, num_keys]`` that visible ends, and starts where there are any, stand for."""
     keys = torch.arange(num_keys, device=visible_ends.device)
-    return keys[None, :] < visible_ends[:, None]
+    mask = keys[None, :] < visible_ends[:, None]
+    return mask if visible_starts is None else mask & (keys[None, :] >= visible_starts[:, None])
 
 
 def _grid(length: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ more fields subclasses `AttnMetaDataBase` and keeps its object in a `MetadataSlo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -42,6 +42,9 @@ class AttnMetaDataBase:
         visible_ends: ``[T] int32``, a row sees the absolute positions ``[0, end)``, end at least 1. An end
             behind the last row of the request means the last row. This one vector expresses causal,
             block-causal, D2F and full masks.
+        window_anchors: ``[T] int32``, read only by layers with a window. With a window of w positions a row
+            sees nothing before ``anchor + 1 - w``. A causal row's anchor is its own position; the rows of a
+            canvas share the canvas's first position, so all see the same last w - 1 positions before it.
         page_size: tokens in one page.
         attn_impl: which form of the operations runs.
         scratch: what a backend derives from the fields above, once for all layers of this forward.
@@ -52,9 +55,16 @@ class AttnMetaDataBase:
     page_tables: Tensor = field(default_factory=_no_pages)
     slot_mapping: Tensor = field(default_factory=_no_int64)
     visible_ends: Tensor = field(default_factory=_no_int32)
+    window_anchors: Tensor | None = None
     page_size: int = 0
     attn_impl: str = "naive"
-    scratch: dict[str, Any] = field(default_factory=dict, repr=False)
+    scratch: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def visible_starts(self, window: int) -> Tensor:
+        """First position that each row sees in a layer with this window, ``[T] int32``."""
+        if self.window_anchors is None:
+            raise RuntimeError("a layer with a window runs without window_anchors; set them for this forward")
+        return (self.window_anchors + (1 - window)).clamp_min(0)
 
 
 FetchFn = Callable[[], AttnMetaDataBase]

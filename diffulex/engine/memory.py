@@ -9,6 +9,7 @@ from diffulex.config import ConfigError
 from diffulex.logger import get_logger
 
 if TYPE_CHECKING:
+    from diffulex.attention.layer import KVShape
     from diffulex.config import Config
 
 logger = get_logger(__name__)
@@ -22,17 +23,15 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one position costs: layers, KV heads of this rank, head width, bytes of one number."""
+    """What one position costs: KV heads of this rank and head width of each layer, bytes of one number."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[KVShape, ...]
     itemsize: int
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of keys and values of one position over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.itemsize
+        return 2 * self.itemsize * sum(layer.num_kv_heads * layer.head_dim for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,8 @@ def plan_memory(config: Config, shape: CacheShape, vocab_size: int, available: i
     logits_bytes = max_rows * row_bytes
     page_bytes = shape.bytes_per_token * config.page_size
     per_request = -(-config.max_model_len // config.page_size)
-    pages_left = (budget - logits_bytes) // page_bytes if page_bytes else config.max_num_reqs * per_request
+    unlimited = max(config.num_pages, config.max_num_reqs * per_request)
+    pages_left = (budget - logits_bytes) // page_bytes if page_bytes else unlimited
     if config.num_pages > 0:
         num_pages, wanted = config.num_pages, config.num_pages
     else:
@@ -71,7 +71,9 @@ def plan_memory(config: Config, shape: CacheShape, vocab_size: int, available: i
         num_pages = min(wanted, pages_left)
     if num_pages > pages_left or (config.num_pages <= 0 and num_pages < per_request):
         needed = max(num_pages, per_request) if config.num_pages <= 0 else wanted
-        raise ConfigError([_shortage(config, needed, page_bytes, (max_rows, vocab_size), pages_left, available)])
+        raise ConfigError(
+            [_shortage(config, needed, page_bytes, (max_rows, vocab_size), pages_left, available)]
+        )
     plan = MemoryPlan(num_pages, max_rows, num_pages * page_bytes, logits_bytes)
     logger.info(
         "memory: %d pages of %d tokens (%.2f GiB KV), logits for %d rows at a time (%.2f GiB)",
@@ -89,9 +91,9 @@ def _shortage(
 ) -> str:
     rows, vocab_size = logits
     return (
-        f"memory does not suffice: {needed} KV pages of {page_bytes / 2**20:.2f} MiB and logits of {rows} rows "
-        f"x {vocab_size} ids ({rows * vocab_size * 4 * LOGITS_COPIES / GIB:.2f} GiB) are needed, "
-        f"gpu_memory_utilization {config.gpu_memory_utilization} of {available / GIB:.2f} GiB free leaves room "
-        f"for {max(pages_left, 0)} pages; lower max_model_len, max_num_reqs or num_pages, or raise "
+        f"memory does not suffice: {needed} KV pages of {page_bytes / 2**20:.2f} MiB and logits of {rows} "
+        f"rows x {vocab_size} ids ({rows * vocab_size * 4 * LOGITS_COPIES / GIB:.2f} GiB) are needed, "
+        f"gpu_memory_utilization {config.gpu_memory_utilization} of {available / GIB:.2f} GiB free leaves "
+        f"room for {max(pages_left, 0)} pages; lower max_model_len, max_num_reqs or num_pages, or raise "
         "gpu_memory_utilization"
     )

@@ -90,14 +90,15 @@ class ModelRunnerBase:
         The pages are not cleared: a slot is only read after it was written.
         """
         model = self.model
-        shape = CacheShape(model.num_layers, model.num_kv_heads, model.head_dim, self.dtype.itemsize)
+        layers = model.attention_layers()
+        shape = CacheShape(tuple(layer.kv_shape for layer in layers), self.dtype.itemsize)
         available = free_memory(self.device)
         if self.device.type == "cpu":
             available //= self.parallel.size  # all ranks share the main memory
         available = all_minimum(available, self.parallel)
         plan = plan_memory(self.config, shape, model.vocab_size, available)
-        size = (plan.num_pages, self.config.page_size, shape.num_kv_heads, shape.head_dim)
-        for layer in model.attention_layers():
+        for layer in layers:
+            size = (plan.num_pages, self.config.page_size, *layer.kv_shape)
             layer.k_cache = torch.empty(size, dtype=self.dtype, device=self.device)
             layer.v_cache = torch.empty(size, dtype=self.dtype, device=self.device)
         return plan

@@ -1,7 +1,7 @@
 """SIGTERM ends an engine in order: it is shut down, then the handler that was there before has its turn.
 
-SIGINT needs no handler: Python raises KeyboardInterrupt, the caller keeps what has finished, and `atexit` or the
-context manager shuts the engine down.
+SIGINT needs no handler: Python raises KeyboardInterrupt, the caller keeps what has finished, and `atexit` or
+the context manager shuts the engine down.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When an answer ends and where it is cut: stop ids and strings, lengths, forward limits, repetition, stalls.
 
-A `StopRules` belongs to one request and looks only at what the last forward wrote. Nothing here returns a mask
-id: an answer ends at the first position that is not filled.
+A `StopRules` belongs to one request and looks only at what the last forward wrote. Nothing here returns a
+mask id: an answer ends at the first position that is not filled.
 """
 
 from __future__ import annotations

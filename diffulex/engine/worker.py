@@ -66,14 +66,14 @@ class Workers:
         Raises:
             WorkerError: a worker failed before that.
         """
-        for rank, (process, connection) in enumerate(
-            zip(self._processes, self._connections, strict=True), 1
-        ):
+        for rank, (process, connection) in enumerate(zip(self._processes, self._connections, strict=True), 1):
             wait([connection, process.sentinel])
             try:
                 message = connection.recv()
             except (EOFError, OSError):
-                raise WorkerError(f"rank {rank} died while it started, exit code {process.exitcode}") from None
+                raise WorkerError(
+                    f"rank {rank} died while it started, exit code {process.exitcode}"
+                ) from None
             if message != JOINING:
                 raise WorkerError(f"rank {rank} failed:\n{message}")
 
@@ -160,4 +160,3 @@ def _report(connection: Connection, text: str) -> None:
     except OSError:
         # The engine is gone; nobody is left to tell.
         return
-

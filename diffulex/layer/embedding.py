@@ -53,6 +53,13 @@ class VocabEmbedding(_VocabularyRows):
         return all_reduce(vectors, self.parallel)
 
 
+    def mean(self, probs: Tensor) -> Tensor:
+        """The expected embedding under distributions over the vocabulary: ``[N, vocab_size] -> [N, hidden]``."""
+        stop = self.first_row + self.num_real_rows
+        local = probs[:, self.first_row : stop].to(self.weight.dtype)
+        return all_reduce(local @ self.weight[: self.num_real_rows], self.parallel)
+
+
 class OutputHead(_VocabularyRows):
     """Hidden states -> logits: ``[N, hidden_size] -> [N, vocab_size]``, in the dtype of the weights."""
 

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def plain_rms_norm(x: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps)`` over the last axis, a norm without a weight; in the dtype of `x`."""
+    return rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype)
+
+
 class RMSNorm(nn.Module):
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last axis.
 

@@ -25,11 +25,14 @@ class RotaryEmbedding:
     Args:
         rotary_dim: width that is rotated, even.
         theta: base of the frequencies.
+        num_frequencies: so many of the ``rotary_dim / 2`` frequencies turn anything, the others are zero
+            (the proportional kind); None: all.
     """
 
-    def __init__(self, rotary_dim: int, theta: float) -> None:
+    def __init__(self, rotary_dim: int, theta: float, num_frequencies: int | None = None) -> None:
         self.rotary_dim = rotary_dim
         self.theta = theta
+        self.num_frequencies = num_frequencies
         self._inverse_frequencies: Tensor | None = None
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
@@ -38,6 +41,8 @@ class RotaryEmbedding:
         if frequencies is None or frequencies.device != positions.device:
             exponents = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32, device=positions.device)
             frequencies = 1.0 / self.theta ** (exponents / self.rotary_dim)
+            if self.num_frequencies is not None:
+                frequencies[self.num_frequencies :] = 0.0
             self._inverse_frequencies = frequencies
         angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
         cos, sin = angles.cos(), angles.sin()

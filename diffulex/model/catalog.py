@@ -18,6 +18,7 @@ class _ModelRegistry(Registry[DiffusionLM]):
 
 AutoModel: Final = _ModelRegistry("model", DiffusionLM)
 AutoModel.register_lazy("sdar", "diffulex.model.sdar:SdarLM")
+AutoModel.register_lazy("diffusion_gemma", "diffulex.model.diffusion_gemma:DiffusionGemmaLM")
 
 
 def family_of(model_name: str, facts: CheckpointFacts) -> type[DiffusionLM]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import copy
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from diffulex.utils.checkpoint import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from diffulex.utils.checkpoint import CheckpointFacts
 
 T = TypeVar("T")
@@ -22,6 +25,27 @@ class ConfigReader:
         self._config = facts.config
         self._path = facts.path / "config.json"
         self._problems: list[str] = []
+        self._prefix = ""
+
+    def section(self, key: str) -> Self:
+        """A reader of the table under `key` that notes its problems here, with the whole path of a key."""
+        inner = copy.copy(self)
+        inner._prefix = f"{self._prefix}{key}."
+        inner._config = self._config.get(key)
+        if not isinstance(inner._config, dict):
+            inner._config = self._note(key, "a table", inner._config, {})
+        return inner
+
+    def keys(self) -> tuple[str, ...]:
+        """The keys that are there and not null."""
+        return tuple(key for key, value in self._config.items() if value is not None)
+
+    def words(self, key: str, choices: Collection[str], default: Sequence[str]) -> tuple[str, ...]:
+        """A list of words out of `choices`."""
+        value = self._value(key, default)
+        if isinstance(value, list | tuple) and all(word in choices for word in value):
+            return tuple(value)
+        return self._note(key, f"a list of {' and '.join(sorted(choices))}", value, tuple(default))
 
     def count(self, key: str, default: int | None = None) -> int:
         """A positive whole number."""
@@ -84,5 +108,5 @@ class ConfigReader:
 
     def _note(self, key: str, rule: str, value: object, instead: T) -> T:
         stated = "it is absent" if value is None else f"it is {value!r}"
-        self._problems.append(f"{key} must be {rule}, {stated}")
+        self._problems.append(f"{self._prefix}{key} must be {rule}, {stated}")
         return instead

@@ -187,6 +187,8 @@ class DiffusionLM(nn.Module):
     default_rope_theta: ClassVar[float | None] = None
     #: Endings of tensor names that old checkpoints carry and nobody needs.
     ignored_suffixes: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
+    #: Beginnings of tensor names of parts that are not built, such as an image encoder.
+    ignored_prefixes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, config: DecoderConfig, *, dtype: torch.dtype, parallel: ParallelState = SINGLE
@@ -201,7 +203,9 @@ class DiffusionLM(nn.Module):
         self.dtype = dtype
         self.embedding = VocabEmbedding(config.vocab_size, config.hidden_size, dtype=dtype, parallel=parallel)
         self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta)
-        self.layers = nn.ModuleList(DecoderLayer(config, dtype, parallel) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            self.make_layer(config, layer_id, dtype, parallel) for layer_id in range(config.num_layers)
+        )
         self.final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.head = OutputHead(config.vocab_size, config.hidden_size, dtype=dtype, parallel=parallel)
         if config.tie_word_embeddings:
@@ -252,6 +256,12 @@ class DiffusionLM(nn.Module):
         """The network of a checkpoint, its weights not yet filled."""
         return cls(cls.read_config(facts, tensor_names), dtype=dtype, parallel=parallel)
 
+    def make_layer(
+        self, config: DecoderConfig, layer_id: int, dtype: torch.dtype, parallel: ParallelState
+    ) -> nn.Module:
+        """The layer of that number, its weights not yet filled."""
+        return DecoderLayer(config, dtype, parallel)
+
     def forward(self, input_ids: Tensor, positions: Tensor, embeds: Tensor | None = None) -> Tensor:
         """Hidden states after the final norm.
 
@@ -282,6 +292,10 @@ class DiffusionLM(nn.Module):
     def attention_layers(self) -> list[Attention]:
         """The attention layers in the order of the layers."""
         return [module for module in self.modules() if isinstance(module, Attention)]
+
+    def ignores(self, tensor_name: str) -> bool:
+        """Whether a checkpoint may hold a tensor of that name although nobody needs it."""
+        return tensor_name.endswith(self.ignored_suffixes) or tensor_name.startswith(self.ignored_prefixes)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """Every tensor that the checkpoint must hold, by the checkpoint's name; no head when it is tied."""

@@ -96,7 +96,7 @@ def load_model(
             f"of {facts.path}; set mask_token_id to the id of the checkpoint's mask token"
         )
     slots = model.weight_slots()
-    unused = [name for name in headers if name not in slots and not name.endswith(model.ignored_suffixes)]
+    unused = [name for name in headers if name not in slots and not model.ignores(name)]
     _compare(facts, slots, headers, unused)
     num_bytes = sum(headers[name].num_bytes for name in slots)
     with torch.inference_mode(), _progress(num_bytes, show_progress) as advance:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 
 from diffulex.config import Config
 from diffulex.engine.kv_cache_manager import AutoKVCacheManager, MultiBlockKVCacheManagerTemplate
@@ -21,6 +20,7 @@ from diffulex.strategy.multi_bd.attention.metadata import SLOT
 from tests.support.hash_model import HashModel
 
 if TYPE_CHECKING:
+    import torch
     from collections.abc import Sequence
 
     from diffulex.engine.page_pool import PagePool

@@ -50,8 +50,8 @@ class PagedRun:
         self.page_size = page_size
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed)).tolist()
         self.tables: dict[int, list[int]] = {}
-        size = (num_pages, page_size, model.num_kv_heads, model.head_dim)
         for layer in model.attention_layers():
+            size = (num_pages, page_size, *layer.kv_shape)
             layer.k_cache = torch.full(size, torch.nan, dtype=model.dtype) if num_pages else None
             layer.v_cache = torch.full(size, torch.nan, dtype=model.dtype) if num_pages else None
 

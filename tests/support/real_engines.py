@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 VOCAB, MASK_ID, EOS_ID = 64, 0, 1
 #: Eight prompts of lengths 3 to 60; some begin alike.
-PROMPTS = [[2 + (place * step + length) % 62 for place in range(length)]
-           for step, length in ((3, 3), (5, 60), (7, 8), (3, 17), (5, 33), (11, 16), (5, 9), (13, 24))]  # fmt: skip
+_SHAPES = ((3, 3), (5, 60), (7, 8), (3, 17), (5, 33), (11, 16), (5, 9), (13, 24))
+PROMPTS = [[2 + (place * step + length) % 62 for place in range(length)] for step, length in _SHAPES]
 PROMPTS[5] = PROMPTS[4][:12] + PROMPTS[5][:4]
 
 

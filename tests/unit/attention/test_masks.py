@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffulex.attention import masks
+from diffulex.attention.metadata import AttnMetaDataBase
 
 LENGTHS = st.integers(1, 24)
 BLOCKS = st.sampled_from([1, 2, 3, 4, 8, 32])
@@ -38,6 +39,29 @@ def test_d2f_on_the_grid_shares_the_last_prompt_block_with_masks() -> None:
 def test_full_sees_everything() -> None:
     assert bool(masks.full(4).all())
     assert masks.full(4).shape == (4, 4)
+
+
+def test_a_sliding_row_sees_as_many_positions_as_the_window_has() -> None:
+    assert rows(masks.sliding(5, 3)) == ["x....", "xx...", "xxx..", ".xxx.", "..xxx"]
+
+
+def test_a_canvas_sees_one_rectangle_with_and_without_a_window() -> None:
+    assert rows(masks.canvas(4, 2)) == ["xxxxxx", "xxxxxx"]
+    assert rows(masks.canvas(4, 3, window=3)) == ["..xxxxx", "..xxxxx", "..xxxxx"]
+    assert rows(masks.canvas(2, 2, window=9)) == ["xxxx", "xxxx"]
+    assert rows(masks.canvas(2, 2, window=1)) == ["..xx", "..xx"]
+
+
+@given(length=LENGTHS, prefix_len=st.integers(0, 20), window=st.integers(1, 30))
+def test_anchors_say_the_same_as_the_windowed_matrices(length: int, prefix_len: int, window: int) -> None:
+    own = torch.arange(length)
+    starts = AttnMetaDataBase(window_anchors=own.int()).visible_starts(window)
+    assert torch.equal(masks.mask_of(own + 1, length, starts), masks.sliding(length, window))
+    anchors = torch.full((length,), prefix_len, dtype=torch.int32)
+    starts = AttnMetaDataBase(window_anchors=anchors).visible_starts(window)
+    end = prefix_len + length
+    expected = masks.canvas(prefix_len, length, window)
+    assert torch.equal(masks.mask_of(torch.full((length,), end), end, starts), expected)
 
 
 @given(length=LENGTHS, block=BLOCKS, origin=st.integers(0, 8), prompt_len=st.integers(1, 24))

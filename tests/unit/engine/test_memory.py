@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from diffulex.attention.layer import KVShape
 from diffulex.config import ConfigError
 from diffulex.engine.memory import LOGITS_COPIES, MAX_LOGITS_ROWS, CacheShape, MemoryPlan, plan_memory
 from tests.support.configs import make_checkpoint, make_config
@@ -13,7 +14,7 @@ from tests.support.configs import make_checkpoint, make_config
 if TYPE_CHECKING:
     from pathlib import Path
 
-SHAPE = CacheShape(num_layers=2, num_kv_heads=3, head_dim=8, itemsize=4)
+SHAPE = CacheShape((KVShape(num_kv_heads=3, head_dim=8),) * 2, itemsize=4)
 PAGE_BYTES = 2 * 2 * 3 * 8 * 4 * 16
 MIB = 2**20
 
@@ -34,6 +35,12 @@ def plan(folder: Path, *, available: int, vocab_size: int = 1000, **settings: An
 
 def test_a_position_costs_keys_and_values_of_all_layers() -> None:
     assert SHAPE.bytes_per_token == 2 * 2 * 3 * 8 * 4
+    assert CacheShape((KVShape(8, 256), KVShape(8, 256), KVShape(2, 512)), 2).bytes_per_token == 20480
+
+
+def test_a_model_that_keeps_nothing_gets_the_pages_that_were_written(folder: Path) -> None:
+    config = make_config(folder, num_pages=999, page_size=16, block_size=8, max_num_reqs=1, max_model_len=16)
+    assert plan_memory(config, CacheShape((), 4), 10, 2**20).num_pages == 999
 
 
 def test_with_plenty_of_memory_every_request_may_have_full_length(folder: Path) -> None:

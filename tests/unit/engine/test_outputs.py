@@ -97,7 +97,13 @@ def test_a_request_that_runs_has_no_output(stub: str) -> None:
 def test_an_invalid_prompt_has_an_output_with_its_message() -> None:
     output = invalid_output(3, "the prompt is empty")
     assert (output.req_id, output.finish_reason, output.error) == (3, "error", "the prompt is empty")
-    assert (output.token_ids, output.text, output.nfe.total, output.tpf, output.tpf_decode) == ([], "", 0, 0, 0)
+    assert (output.token_ids, output.text, output.nfe.total, output.tpf, output.tpf_decode) == (
+        [],
+        "",
+        0,
+        0,
+        0,
+    )
     assert output.finish_time == output.arrival_time
 
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from diffulex.utils.output import NfeCounts, StepReport
 from diffulex.utils.progress import GenerationProgress
 from tests.unit.engine.test_outputs import make_output
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def report(step: int) -> StepReport:

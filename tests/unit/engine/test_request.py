@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_at_most_one_block_opens_in_a_step(stub: str) -> None:
     for _ in range(3):
         harness.step()
         sizes.append(len(req.window))
-    assert all(after - before <= 1 for before, after in zip(sizes, sizes[1:], strict=False))
+    assert all(after - before <= 1 for before, after in pairwise(sizes))
 
 
 def test_the_buffer_is_never_wider_than_its_size(stub: str) -> None:
@@ -166,9 +167,7 @@ def test_stability_above_zero_waits_for_a_complete_block(stub: str) -> None:
 
 
 @pytest.mark.parametrize(("always", "second_fills"), [(False, 0), (True, 1)])
-def test_families_that_always_force_fill_every_open_block(
-    stub: str, always: bool, second_fills: int
-) -> None:
+def test_families_that_always_force_fill_every_open_block(stub: str, always: bool, second_fills: int) -> None:
     Twist.always_force = always
     harness = table_harness(stub, SLOW, buffer_size=2, add_block_threshold=0.0)
     req = harness.add([7] * 4, max_tokens=16)

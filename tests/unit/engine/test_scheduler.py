@@ -130,14 +130,17 @@ def test_a_prefill_in_pieces_counts_every_piece(stub: str) -> None:
     req = harness.add([7] * 40, max_tokens=1)
     harness.run()
     kinds = [(plan.spans[0].start, plan.spans[0].end, plan.spans[0].kind) for plan in harness.plans]
-    assert kinds == [
-        (0, 16, ForwardKind.PREFILL),
-        (16, 32, ForwardKind.PREFILL),
-        (32, 44, ForwardKind.DENOISE),
-        (40, 44, ForwardKind.DENOISE),
-        (40, 44, ForwardKind.DENOISE),
-        (40, 44, ForwardKind.DENOISE),
-    ][: len(kinds)]
+    assert (
+        kinds
+        == [
+            (0, 16, ForwardKind.PREFILL),
+            (16, 32, ForwardKind.PREFILL),
+            (32, 44, ForwardKind.DENOISE),
+            (40, 44, ForwardKind.DENOISE),
+            (40, 44, ForwardKind.DENOISE),
+            (40, 44, ForwardKind.DENOISE),
+        ][: len(kinds)]
+    )
     assert (req.nfe.prefill, req.num_forward_tokens) == (2, 44 + 4 * (req.nfe.denoise - 1))
 
 
@@ -226,6 +229,35 @@ def test_one_page_a_running_request_is_kept_back_from_newcomers(stub: str) -> No
     assert (running(harness), waiting(harness)) == ([0], [1])
     harness.run()
     assert all(req.num_preemptions == 0 for req in harness.requests)
+
+
+def test_cached_pages_that_are_free_count_once_for_a_newcomer(stub: str) -> None:
+    harness = table_harness(stub, SLOW, num_pages=6)
+    harness.add([9] * 16, max_tokens=4)
+    harness.run()
+    harness.add([8] * 4, max_tokens=12)
+    harness.step()
+    # Five pages are free, four of which hold the newcomer's prefix; the fifth is kept back.
+    harness.add([9] * 20, max_tokens=4)
+    harness.step()
+    assert (running(harness), waiting(harness)) == ([1], [2])
+    harness.run()
+    assert [req.num_preemptions for req in harness.requests] == [0, 0, 0]
+
+
+def test_a_forward_as_large_as_the_budget_is_not_cut(stub: str) -> None:
+    harness = table_harness(stub, SLOW, enable_prefix_caching=False)
+    harness.scheduler.max_num_batched_tokens = 12
+    harness.add([7] * 8, max_tokens=4)
+    harness.step()
+    assert [(span.start, span.end, span.samples) for span in harness.plans[0].spans] == [(0, 12, True)]
+    harness.scheduler.max_num_batched_tokens = 16
+    harness.add([7] * 8, max_tokens=4)
+    harness.step()
+    assert [(span.start, span.end, span.samples) for span in harness.plans[1].spans] == [
+        (8, 12, True),
+        (0, 12, True),
+    ]
 
 
 def test_an_abort_frees_pages_at_once_wherever_the_request_is(stub: str) -> None:

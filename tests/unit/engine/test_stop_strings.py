@@ -24,7 +24,9 @@ class Characters:
         return text.removesuffix("?")
 
 
-def first_stop(pieces: Sequence[str], stops: Sequence[str], marker: str | None = None) -> tuple[int, int] | None:
+def first_stop(
+    pieces: Sequence[str], stops: Sequence[str], marker: str | None = None
+) -> tuple[int, int] | None:
     """Number of the piece at which a stop string is found, and its offset."""
     search = StopStrings(stops, marker, Characters())
     for number, piece in enumerate(pieces):

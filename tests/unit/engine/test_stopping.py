@@ -108,9 +108,7 @@ def test_a_stop_closes_the_blocks_behind_it_and_opens_no_more(stub: str) -> None
 
 @pytest.mark.parametrize("early", [True, False])
 def test_early_eos_stop_saves_forwards_and_changes_no_token(stub: str, early: bool) -> None:
-    predictions = (
-        answer(4, [5, 6, 8, 9], 0.3) | answer(8, [5, EOS, 6, 8], 0.3) | answer(12, [9] * 4, 0.2)
-    )
+    predictions = answer(4, [5, 6, 8, 9], 0.3) | answer(8, [5, EOS, 6, 8], 0.3) | answer(12, [9] * 4, 0.2)
     predictions[9] = (EOS, 0.99)
     settings = {"buffer_size": 3, "add_block_threshold": 0.25, "early_eos_stop": early}
     req, _ = played(stub, table(predictions), settings)

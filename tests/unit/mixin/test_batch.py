@@ -98,7 +98,7 @@ def test_with_shifted_logits_the_row_before_predicts_and_the_stored_end_is_kept(
 
 def test_the_first_open_position_of_a_forward_reads_the_boundary_row_of_its_slot(stub: str) -> None:
     Twist.shift = True
-    slow = table({position: (5, 0.3) for position in range(60)} | {4: (6, 0.4)})
+    slow = table(dict.fromkeys(range(60), (5, 0.3)) | {4: (6, 0.4)})
     harness = table_harness(stub, slow, page_size=8)
     for _ in range(2):
         harness.add(WHOLE, max_tokens=20)
@@ -152,7 +152,7 @@ def test_a_greedy_request_that_forces_unusually_needs_parameters_too(stub: str) 
 def test_a_block_may_be_forced_from_the_semi_complete_threshold_on(
     stub: str, progress: Sequence[int], may_force: bool
 ) -> None:
-    predictions = answer(0, [5] * 30, 0.3) | {place: (6, 0.95) for place in progress}
+    predictions = answer(0, [5] * 30, 0.3) | dict.fromkeys(progress, (6, 0.95))
     harness = table_harness(
         stub, table(predictions), page_size=8, buffer_size=2, semi_complete_threshold=0.75
     )

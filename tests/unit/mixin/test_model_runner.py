@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from diffulex.attention.metadata import fetch_attn_metadata
+from diffulex.attention.metadata import (
+    AttnMetaDataBase,
+    fetch_attn_metadata,
+    set_fetch_fn_for_attn_metadata,
+)
 from diffulex.mixin.multi_block.attention_metadata import MultiBlockAttnMetaDataMixin
 from tests.support.engines import Twist
 from tests.support.tables import answer, hash_harness, table, table_harness
 
 if TYPE_CHECKING:
+    import torch
+
     from tests.support.engines import Harness
 
 PROMPTS = [[3], [4, 5, 6, 7, 8], [9] * 12, [10, 11, 12, 13]]
@@ -112,6 +117,21 @@ def test_a_forward_leaves_no_metadata_behind_even_when_it_fails(
     with pytest.raises(RuntimeError, match="device lost"):
         harness.step()
     assert fetch_attn_metadata().cu_q_lens.numel() == 0
+
+
+def test_metadata_that_others_bound_meanwhile_are_not_read(stub: str) -> None:
+    plain = play(hash_harness(stub))
+    harness = hash_harness(stub)
+
+    def nothing() -> AttnMetaDataBase:
+        raise AssertionError("another engine's metadata")
+
+    for prompt in PROMPTS:
+        harness.add(prompt, max_tokens=20)
+    while not harness.scheduler.is_finished():
+        set_fetch_fn_for_attn_metadata(nothing)
+        harness.step()
+    assert [(req.output_ids(), req.nfe.as_dict()) for req in harness.requests] == plain
 
 
 def test_block_geometry_of_the_metadata_is_checked() -> None:

@@ -84,7 +84,12 @@ def test_the_logits_of_the_caller_stay_as_they_are() -> None:
 
 def test_a_row_that_is_not_finite_has_nan_confidence_and_harms_no_other_row() -> None:
     logits = torch.tensor(
-        [[0.0, 4.0, 0.0, 0.0, 0.0, 0.0], [float("nan")] * 6, [0.0, float("inf"), 0, 0, 0, 0], [1, NEG, 0, 2, 0, 0]]
+        [
+            [0.0, 4.0, 0.0, 0.0, 0.0, 0.0],
+            [float("nan")] * 6,
+            [0.0, float("inf"), 0, 0, 0, 0],
+            [1, NEG, 0, 2, 0, 0],
+        ]
     )
     alone = choose_tokens(logits[[0, 3]], inputs(2))
     for sampler_input in (inputs(4), drawing(4, temperature=0.0), drawing(4, temperature=0.7)):

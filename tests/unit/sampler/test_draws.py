@@ -103,6 +103,12 @@ def test_the_ends_of_the_interval_draw_allowed_ids() -> None:
         assert last in {1, 2, 3, 4, 5}
 
 
+def test_a_draw_on_the_border_of_two_ids_takes_the_second() -> None:
+    even = torch.tensor([[float("-inf"), 3.0, 3.0, float("-inf")]]).repeat(2, 1)
+    below = drawing(2, vocab_limit=4, uniform_N=torch.tensor([0.5 - 2**-53, 0.5], dtype=torch.float64))
+    assert draw_tokens_of(even, below) == [1, 2]
+
+
 @pytest.mark.parametrize("temperature", [1e-3, 1e-10, 1e-37, 1e-43])
 def test_a_temperature_close_to_zero_is_the_argmax(temperature: float) -> None:
     logits = torch.randn(50, 7, generator=torch.Generator().manual_seed(2)) * 30
@@ -147,7 +153,9 @@ def test_a_row_draws_the_same_whatever_rows_stand_beside_it() -> None:
     for row in range(30):
         one = slice(row, row + 1)
         names = ("temperature_N", "top_p_N", "top_k_N", "uniform_N")
-        alone = choose_tokens(logits[one], drawing(1, **{name: getattr(settings, name)[one] for name in names}))
+        alone = choose_tokens(
+            logits[one], drawing(1, **{name: getattr(settings, name)[one] for name in names})
+        )
         assert alone[0].item() == together[0][row].item()
         assert alone[1].item() == pytest.approx(together[1][row].item(), abs=1e-7)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from diffulex.attention.metadata import AttnMetaDataBase
 
-    AttendFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttnMetaDataBase, float], Tensor]
+    AttendFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttnMetaDataBase, float, int | None], Tensor]
 
 __all__ = ["ATTENTION_FORMS", "paged_attention"]
 
@@ -32,6 +32,7 @@ def paged_attention(
     v_cache: Tensor,
     metadata: AttnMetaDataBase,
     scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """Each row attends to its request's pages ``[0, context_len)`` and fresh rows, up to its visible end.
 
@@ -41,9 +42,10 @@ def paged_attention(
         k_cache, v_cache: ``[num_pages, page_size, Hk, D]``; may be empty when no request has a context.
         metadata: spans, pages and visible ends.
         scale: factor on the scores.
+        window: with one, a row sees no position before `AttnMetaDataBase.visible_starts` either.
 
     Returns:
         ``[T, Hq, D]`` in the dtype of `query`; the softmax runs in float32. A row that is not a number
         reaches no row of another request.
     """
-    return ATTENTION_FORMS[metadata.attn_impl](query, key, value, k_cache, v_cache, metadata, scale)
+    return ATTENTION_FORMS[metadata.attn_impl](query, key, value, k_cache, v_cache, metadata, scale, window)

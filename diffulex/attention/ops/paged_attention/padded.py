@@ -10,6 +10,7 @@ Axes: G requests of a batch, Q and C its longest query and context, Hq / Hk head
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -27,11 +28,12 @@ _BATCH_COST = 2048
 
 
 class _Span(NamedTuple):
-    """One request: its number, rows and cached tokens."""
+    """One request: its number, its rows, and the tokens it reads from pages, of which `first` is the first."""
 
     request: int
     num_rows: int
     context_len: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,14 @@ def padded_attention(
     v_cache: Tensor,
     metadata: AttnMetaDataBase,
     scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """`paged_attention` for many requests at once."""
-    plan: _Plan | None = metadata.scratch.get(_PLAN)
+    name = (_PLAN, window, *key.shape[1:])
+    plan: _Plan | None = metadata.scratch.get(name)
     if plan is None:
-        plan = _make_plan(metadata, k_cache)
-        metadata.scratch[_PLAN] = plan
+        plan = _make_plan(metadata, k_cache, None if window is None else metadata.visible_starts(window))
+        metadata.scratch[name] = plan
     whole = plan.order is None and len(plan.batches) == 1
     outputs = [
         scaled_dot_product_attention(
@@ -113,15 +117,16 @@ def _keys_of(fresh: Tensor, cache: Tensor, batch: _Batch, buffer: Tensor | None,
     return keys
 
 
-def _make_plan(metadata: AttnMetaDataBase, k_cache: Tensor) -> _Plan:
+def _make_plan(metadata: AttnMetaDataBase, k_cache: Tensor, starts: Tensor | None) -> _Plan:
     borders = metadata.cu_q_lens.tolist()
     contexts = metadata.context_lens.tolist()
+    firsts = [0] * len(contexts) if starts is None else _first_read(starts.tolist(), borders, contexts)
     spans = [
-        _Span(request, borders[request + 1] - borders[request], context_len)
-        for request, context_len in enumerate(contexts)
+        _Span(request, borders[request + 1] - borders[request], context_len - first, first)
+        for request, (context_len, first) in enumerate(zip(contexts, firsts, strict=True))
     ]
     groups = group_spans([span for span in spans if span.num_rows > 0])
-    batches = tuple(_make_batch(metadata, group, k_cache) for group in groups)
+    batches = tuple(_make_batch(metadata, group, k_cache, starts) for group in groups)
     num_rows = borders[-1]
     device = metadata.visible_ends.device
     rows = torch.cat([batch.rows for batch in batches])
@@ -131,6 +136,14 @@ def _make_plan(metadata: AttnMetaDataBase, k_cache: Tensor) -> _Plan:
     order = torch.empty(num_rows, dtype=torch.int64, device=device)
     order[rows[kept]] = kept
     return _Plan(batches, order)
+
+
+def _first_read(starts: list[int], borders: list[int], contexts: list[int]) -> list[int]:
+    """For each request the first cached position that one of its rows sees; its context's end if none is."""
+    return [
+        min([context_len, *starts[start:stop]])
+        for (start, stop), context_len in zip(pairwise(borders), contexts, strict=True)
+    ]
 
 
 def group_spans(spans: list[_Span]) -> list[list[_Span]]:
@@ -157,28 +170,33 @@ def group_spans(spans: list[_Span]) -> list[list[_Span]]:
     return groups
 
 
-def _make_batch(metadata: AttnMetaDataBase, group: list[_Span], k_cache: Tensor) -> _Batch:
+def _make_batch(
+    metadata: AttnMetaDataBase, group: list[_Span], k_cache: Tensor, starts: Tensor | None
+) -> _Batch:
     device = metadata.visible_ends.device
     longest, longest_context = max(s.num_rows for s in group), max(s.context_len for s in group)
-    sizes = torch.tensor([[s.request, s.num_rows, s.context_len] for s in group], device=device)
-    request, num_rows, context_len = sizes.T.unsqueeze(-1)
+    sizes = torch.tensor([list(span) for span in group], device=device)
+    request, num_rows, context_len, first = sizes.T.unsqueeze(-1)
     row_id = torch.arange(longest, device=device).expand(len(group), -1)
     is_row = row_id < num_rows
     rows = metadata.cu_q_lens[request].long() + row_id * is_row
-    ends = metadata.visible_ends[rows].unsqueeze(-1)
-    visible = is_row.unsqueeze(1) & ((context_len + row_id).unsqueeze(1) < ends)
+    is_key, positions = is_row, first + context_len + row_id
     slots = k_buffer = v_buffer = None
     if longest_context > 0:
-        position = torch.arange(longest_context, device=device).expand(len(group), -1)
-        is_cached = position < context_len
-        own = position * is_cached
+        cached_id = torch.arange(longest_context, device=device).expand(len(group), -1)
+        is_cached = cached_id < context_len
+        own = first + cached_id * is_cached
         page_size = metadata.page_size
         pages = metadata.page_tables[request.squeeze(-1)].long().gather(1, own // page_size)
         slots = pages * page_size + own % page_size
         slots = torch.cat([slots, slots[:, :1].expand(-1, longest)], dim=1).flatten()
         k_buffer = k_cache.new_empty(slots.numel(), *k_cache.shape[2:])
         v_buffer = torch.empty_like(k_buffer)
-        visible = torch.cat([is_cached.unsqueeze(1) & (position.unsqueeze(1) < ends), visible], dim=-1)
+        is_key = torch.cat([is_cached, is_row], dim=1)
+        positions = torch.cat([first + cached_id, positions], dim=1)
+    visible = is_key.unsqueeze(1) & (positions.unsqueeze(1) < metadata.visible_ends[rows].unsqueeze(-1))
+    if starts is not None:
+        visible &= positions.unsqueeze(1) >= starts[rows].unsqueeze(-1)
     mask = None
     if not bool(visible.all()):
         mask = torch.zeros(visible.shape, dtype=k_cache.dtype, device=device).masked_fill_(

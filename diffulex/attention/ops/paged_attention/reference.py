@@ -23,9 +23,11 @@ def reference_attention(
     v_cache: Tensor,
     metadata: AttnMetaDataBase,
     scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """`paged_attention` as its docstring says, request by request."""
     out = torch.empty_like(query)
+    starts = None if window is None else metadata.visible_starts(window)
     borders = metadata.cu_q_lens.tolist()
     for request, (start, stop) in enumerate(pairwise(borders)):
         slots = _context_slots(metadata, request)
@@ -34,7 +36,8 @@ def reference_attention(
         group = query.shape[1] // key.shape[1]
         keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query[start:stop].float(), keys) * scale
-        visible = mask_of(metadata.visible_ends[start:stop], keys.shape[0])
+        own_starts = None if starts is None else starts[start:stop]
+        visible = mask_of(metadata.visible_ends[start:stop], keys.shape[0], own_starts)
         weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
         out[start:stop] = torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
     return out
