@@ -1,7 +1,7 @@
 """The engine against a plain loop that recomputes everything, over the same weights on the CPU.
 
-The plain loop is what one writes in an afternoon: one request at a time, every forward runs the model over the
-whole text so far, no cache. Both decode the same prompts to the same tokens (checked) with `multi_bd`.
+The plain loop is what one writes in an afternoon: one request at a time, every forward runs the model over
+the whole text so far, no cache. Both decode the same prompts to the same tokens (checked) with `multi_bd`.
 
     python benchmarks/cpu_engine.py [--num-prompts 8] [--max-tokens 256] [--threads 2]
 """
@@ -108,7 +108,8 @@ def main() -> None:
         (f"engine, {len(prompts)} together", together.wall_time),
     ]
     for name, seconds in rows:
-        print(f"{name:32} {seconds:7.2f} s {tokens / seconds:8.0f} tokens/s  ratio {plain_time / seconds:5.2f}x")
+        rate, ratio = tokens / seconds, plain_time / seconds
+        print(f"{name:32} {seconds:7.2f} s {rate:8.0f} tokens/s  ratio {ratio:5.2f}x")
 
 
 if __name__ == "__main__":

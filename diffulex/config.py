@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from diffulex.logger import get_logger
 from diffulex.profiling import ProfilerSettings
 from diffulex.sampling_params import SamplingParams
+from diffulex.settings.adapter_rules import check_adapter
 from diffulex.settings.aliases import rename
 from diffulex.settings.cache import CacheSettings
 from diffulex.settings.checkpoint_rules import apply_checkpoint
@@ -23,6 +24,7 @@ from diffulex.settings.moe import MoeSettings
 from diffulex.settings.parallel import ParallelSettings
 from diffulex.settings.provenance import ExplainRow, Provenance
 from diffulex.settings.resolve import THRESHOLD_NAMES, apply_machine, resolve_settings
+from diffulex.settings.rules import FIRST_RULES
 from diffulex.settings.runtime import RuntimeSettings
 from diffulex.settings.scheduling import SchedulingSettings
 from diffulex.settings.sections import ENGINE_SECTIONS
@@ -89,8 +91,9 @@ class Config(
 
     def __post_init__(self) -> None:
         draft = self._new_draft()
-        resolve_settings(draft, ENGINE_SETTINGS)
+        resolve_settings(draft, ENGINE_SETTINGS, FIRST_RULES)
         checkpoint = apply_checkpoint(draft)
+        check_adapter(draft)
         apply_machine(draft)
         _check_profiler(draft)
         if draft.problems or checkpoint is None:
@@ -203,6 +206,9 @@ class Config(
                 for name, origin in written.items()
                 if name in changed or name not in THRESHOLD_NAMES
             }
+        elif any(name in THRESHOLD_NAMES for name in changed):
+            # The carried-over object holds the old value, which would contradict the new one.
+            written.pop("decoding_thresholds", None)
         carried = self.provenance.kept_measurements(given)
         values = {**DEFAULTS, **{name: given[name] for name in (*written, *carried)}}
         origins = {name: written.get(name, CLASS_DEFAULT) for name in ENGINE_SETTINGS}

@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any, Self
 from diffulex.config import Config, ConfigError
 from diffulex.settings.layers import Layer, layer_of, merge
 from diffulex.settings.sections import ENGINE_SECTIONS
-from diffulex.settings.sources import Sections, load_yaml
-from diffulex.settings.spec import setting, settings_of, unknown_name
+from diffulex.settings.sources import Sections, read_layer
+from diffulex.settings.spec import settings_of, unknown_name
 from diffulex_bench.errors import BenchError
 from diffulex_bench.eval_settings import EvalSettings
+from diffulex_bench.run_config import ORIGINS, origins_section, plain, without_derived
+from diffulex_bench.task_files import unknown_tasks
 from diffulex_bench.tiny import PREFIX, bundled_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from diffulex.settings.yaml_files import YamlFile
 
 __all__ = ["BENCH_SECTIONS", "BenchConfig", "EvalSettings"]
 
@@ -30,20 +34,9 @@ __all__ = ["BENCH_SECTIONS", "BenchConfig", "EvalSettings"]
 ENGINE_DEFAULTS: Mapping[str, Any] = {"tensor_parallel_size": 1}
 BENCH_DEFAULT = "bench default"
 DEFAULT = "default"
-_WRITTEN = ("yaml ", "flag ", "--set ", "keyword", "model_args")
 LIMIT_HINT = "; give a positive whole number, or null for the whole task"
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Origins:
-    """The section ``origins`` of a run's own ``config.yaml``, which makes that file a configuration again."""
-
-    engine: Mapping[str, object] | None = setting(None, help="Origins of engine values.", flag=False)
-    eval: Mapping[str, object] | None = setting(None, help="Origins of eval values.", flag=False)
-
-
 BENCH_SECTIONS: Sections = {"engine": ENGINE_SECTIONS, "eval": (EvalSettings,)}
-_FILE_SECTIONS: Sections = {**BENCH_SECTIONS, "origins": (_Origins,)}
 
 
 @dataclass(frozen=True)
@@ -70,17 +63,15 @@ class BenchConfig:
     ) -> Self:
         """Settings of ``files``, ``overrides`` (``engine.block_size=16``) and ``flags``, later ones winning.
 
-        The engine's configuration is made as well, so that every fault is reported at once.
+        The engine's configuration is made as well, so that every fault is reported at once. Of a run's own
+        ``config.yaml`` only what somebody wrote counts.
 
         Raises:
             ConfigError: a fault of a file, a name or a value.
             BenchError: no bundled model has the name that was written.
         """
-        try:
-            written = merge(_without_defaults(load_yaml(files, overrides, _FILE_SECTIONS)), flags or Layer())
-        except ConfigError as error:
-            raise ConfigError([_with_hint(problem) for problem in error.problems]) from error
-        return cls._checked(written, tuple(files))
+        layer, faults = read_layer(files, overrides, BENCH_SECTIONS, _without_derived)
+        return cls._checked(merge(layer, flags or Layer()), tuple(files), faults)
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any], origin: str) -> Self:
@@ -101,10 +92,11 @@ class BenchConfig:
         return cls._checked(layer, ())
 
     @classmethod
-    def _checked(cls, written: Layer, files: tuple[Path, ...]) -> Self:
+    def _checked(cls, written: Layer, files: tuple[Path, ...], faults: Sequence[str] = ()) -> Self:
+        """The settings ``written``; ``faults`` are those of settings that are left out of them."""
         own = layer_of("engine", ENGINE_DEFAULTS, BENCH_DEFAULT)
         merged = merge(own, written)
-        problems: list[str] = []
+        problems = list(faults)
         evaluation = EvalSettings()
         try:
             evaluation = EvalSettings(**merged.values.get("eval", {}))
@@ -118,10 +110,18 @@ class BenchConfig:
             files,
         )
         try:
-            made.engine_config  # noqa: B018  # made here so that its faults are reported with the others
+            # Made here so that its faults are reported with the others. Without a model, which may be what
+            # is wrong already, more faults would only mislead.
+            if not problems or "model" in made.engine:
+                made.engine_config  # noqa: B018
         except ConfigError as error:
             problems += error.problems
+        except BenchError as error:
+            if not problems:
+                raise
+            problems.append(str(error))
         if problems:
+            problems += unknown_tasks(evaluation, made.search_folders("include_path"))
             raise ConfigError([_with_hint(problem) for problem in problems])
         return made
 
@@ -176,62 +176,42 @@ class BenchConfig:
                 "false, or add chat_template.jinja to that folder"
             )
 
-    def explain(self) -> dict[str, list[tuple[str, Any, str]]]:
-        """Section -> rows of name as in YAML, resolved value and origin."""
+    def explain(self, config: Config | None = None) -> dict[str, list[tuple[str, Any, str]]]:
+        """Section -> rows of name as in YAML, resolved value and origin.
+
+        ``config`` is the configuration of a started engine, which holds what the engine measured.
+        """
         infos = settings_of(*ENGINE_SECTIONS)
         engine = [
             (infos[row.name].file_name, self.model_label if row.name == "model" else row.value, row.origin)
-            for row in self.engine_config.explain()
+            for row in (config or self.engine_config).explain()
         ]
         evaluation = [
             (name, value, self.eval_origins.get(name, DEFAULT)) for name, value in self.eval.as_dict().items()
         ]
         return {"engine": engine, "eval": evaluation}
 
-    def as_document(self) -> dict[str, dict[str, Any]]:
-        """``engine``, ``eval`` and ``origins`` as plain data; read as a file it gives the same run."""
-        rows = self.explain()
+    def as_document(self, config: Config | None = None) -> dict[str, dict[str, Any]]:
+        """``engine``, ``eval`` and ``origins`` as plain data; read as a file it gives the same run.
+
+        ``config`` as for `explain`.
+        """
+        rows = self.explain(config)
         document: dict[str, dict[str, Any]] = {
-            section: {name: _plain(value) for name, value, _ in rows[section]} for section in rows
+            section: {name: plain(value) for name, value, _ in rows[section]} for section in rows
         }
         for name in ("dataset_data_files", "include_path"):
             value = document["eval"][name]
             if value:
                 found = [folder / value for folder in self.search_folders(name) if (folder / value).exists()]
                 document["eval"][name] = str(found[0]) if found else value
-        document["origins"] = {
-            section: {name: origin for name, _, origin in rows[section]} for section in rows
-        }
+        document[ORIGINS] = origins_section(rows, BENCH_SECTIONS)
         return document
 
 
-def _without_defaults(layer: Layer) -> Layer:
-    """The layer without its ``origins`` section and without values that it marks as not written by a user."""
-    marked = layer.values.get("origins", {})
-    values, origins = {}, {}
-    for section in BENCH_SECTIONS:
-        infos = settings_of(*BENCH_SECTIONS[section])
-        noted = marked.get(section) or {}
-        derived = {
-            name
-            for name, info in infos.items()
-            if info.file_name in noted and not str(noted[info.file_name]).startswith(_WRITTEN)
-        }
-        written = {
-            name: value for name, value in layer.values.get(section, {}).items() if name not in derived
-        }
-        values[section] = written
-        origins[section] = {name: layer.origins[section][name] for name in written}
-    return Layer(values, origins)
+def _without_derived(file: YamlFile) -> YamlFile:
+    return without_derived(file, BENCH_SECTIONS)
 
 
 def _with_hint(problem: str) -> str:
     return problem + LIMIT_HINT if "dataset_limit must be" in problem else problem
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return value

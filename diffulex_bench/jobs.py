@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from diffulex.utils.output import NfeCounts, RequestOutput
+from diffulex.engine.outputs import invalid_output
 from diffulex_bench.generation import THINK_OPEN
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
     from diffulex.sampling_params import SamplingParams
+    from diffulex.utils.output import RequestOutput
     from diffulex_bench.generation import GenerationPlan
     from diffulex_bench.prompts import Prompt, PromptBuilder
 
@@ -44,23 +44,6 @@ class Job:
 
     def refused(self) -> RequestOutput:
         """The output of a job that cannot run: no tokens, no passes, the reason in `error`."""
-        now = time.perf_counter()
-        return RequestOutput(
-            req_id=self.index,
-            token_ids=[],
-            full_token_ids=[],
-            text="",
-            full_text="",
-            completion_reason="error",
-            num_prompt_tokens=len(self.prompt.token_ids),
-            num_cached_tokens=0,
-            num_decoded_tokens=0,
-            num_unfilled=0,
-            num_preemptions=0,
-            num_forward_tokens=0,
-            nfe=NfeCounts(),
-            arrival_time=now,
-            first_token_time=None,
-            finish_time=now,
-            error=self.prompt.error,
-        )
+        output = invalid_output(self.index, self.prompt.error or "the prompt cannot run")
+        output.num_prompt_tokens = len(self.prompt.token_ids)
+        return output

@@ -1,13 +1,13 @@
 """The command ``diffulex-bench``: read settings, run, report, exit code.
 
 Exit codes: 0 done; 2 a fault of the user, told in one message before weights load; 130 after Ctrl-C, with
-everything finished kept; 1 any other failure, its traceback in ``run.log``.
+everything finished kept, 143 after SIGTERM likewise; 1 any other failure, its traceback in ``run.log``.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import logging
+import os
 import sys
 import traceback
 from typing import TYPE_CHECKING, NoReturn
@@ -34,7 +34,13 @@ logger = get_logger(__name__)
 OK, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 USER_ERRORS = (ConfigError, CheckpointError, TokenizerError, BenchError)
 EXAMPLE_CONFIG = "tiny_multi_bd"
+#: Set to anything, it brings the traceback of an unforeseen failure to the terminal.
+DEBUG_VARIABLE = "DIFFULEX_DEBUG"
 _PIPE_WIDTH = 140
+_ABOUT = (
+    "Run a benchmark of diffusion language models. Other commands: config (show the resolved settings of a "
+    "run), inspect MODEL_DIR (tell what a checkpoint holds and whether it fits); each has its own --help."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,8 +65,10 @@ def _guarded(command: Callable[[Sequence[str], RunLogs], int], words: Sequence[s
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001  # the last resort of a program: one line here, the rest in run.log
         logger.error("%s: %s", type(error).__name__, error)
-        if logs.path is None:
-            logging.getLogger("diffulex_bench").error("%s", traceback.format_exc())
+        if os.environ.get(DEBUG_VARIABLE):
+            logger.error("%s", traceback.format_exc())
+        elif logs.path is None:
+            logger.error("set %s=1 and run again to see the traceback", DEBUG_VARIABLE)
         else:
             logger.debug("%s", traceback.format_exc())
             logger.error("the traceback is in %s", logs.path)
@@ -69,7 +77,7 @@ def _guarded(command: Callable[[Sequence[str], RunLogs], int], words: Sequence[s
 
 def run_command(words: Sequence[str], logs: RunLogs) -> int:
     """``diffulex-bench [flags]``: runs a benchmark."""
-    arguments = _parser("diffulex-bench", "Run a benchmark of diffusion language models.").parse_args(words)
+    arguments = _parser("diffulex-bench", _ABOUT).parse_args(words)
     quiet_libraries()
     leave_launcher()
     bench = _load(arguments)
@@ -93,7 +101,18 @@ def config_command(words: Sequence[str], logs: RunLogs) -> int:  # noqa: ARG001 
     return OK
 
 
-COMMANDS: dict[str, Callable[[Sequence[str], RunLogs], int]] = {"run": run_command, "config": config_command}
+def inspect_command(words: Sequence[str], logs: RunLogs) -> int:  # noqa: ARG001  # all commands are called alike
+    """``diffulex-bench inspect MODEL_DIR``: tells what a checkpoint folder holds and needs; loads nothing."""
+    from diffulex_bench.inspection.cli import inspect
+
+    return OK if inspect(words, _output_console()) else USER_ERROR
+
+
+COMMANDS: dict[str, Callable[[Sequence[str], RunLogs], int]] = {
+    "run": run_command,
+    "config": config_command,
+    "inspect": inspect_command,
+}
 
 
 class _BenchParser(FlagParser):

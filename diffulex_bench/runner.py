@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 INTERRUPTED = 130
+#: The engine answers SIGTERM with ``SystemExit(143)``.
+TERMINATED = 143
 FAILED = 1
 
 
@@ -84,6 +86,7 @@ def run_benchmark(
         logger.info("loading %s", config.model)
         engine = (make_engine or build_engine)(config)
         stack.callback(engine.exit)
+        run.note_measured(engine.config)
         return run.execute(engine)
 
 
@@ -112,6 +115,10 @@ class _Run:
         self.folder.write_config(self.bench.as_document())
         self.folder.write_environment(describe_environment(self.config, self.bench.eval.eval_seed, command))
 
+    def note_measured(self, config: Config) -> None:
+        """``config.yaml`` also holds what the engine measured when it started."""
+        self.folder.write_config(self.bench.as_document(config))
+
     def execute(self, engine: Engine) -> RunOutcome:
         """Evaluates, and reports what there is however the evaluation ends."""
         from diffulex_bench.evaluation import evaluate
@@ -131,6 +138,11 @@ class _Run:
             except KeyboardInterrupt:
                 progress.stop()
                 return self._conclude(lm, None, INTERRUPTED, "interrupted by the user")
+            except SystemExit as end:
+                progress.stop()
+                code = end.code if isinstance(end.code, int) else FAILED
+                reason = "terminated by SIGTERM" if code == TERMINATED else f"ended with exit code {code}"
+                return self._conclude(lm, None, code, reason)
             except Exception as error:  # noqa: BLE001  # finished samples are kept and reported whatever failed
                 progress.stop()
                 logger.error("the run failed: %s: %s", type(error).__name__, error)

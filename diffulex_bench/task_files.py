@@ -6,12 +6,14 @@ and ``_configs``, in an installed wheel.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from diffulex.utils.registry import did_you_mean
 from diffulex_bench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -114,6 +116,26 @@ def read_task_yaml(path: Path) -> dict[str, Any]:
     for include in includes if isinstance(includes, list) else [includes]:
         merged.update(read_task_yaml(path.parent / str(include)))
     return merged | content
+
+
+def unknown_tasks(settings: EvalSettings, folders: Sequence[Path]) -> list[str]:
+    """A sentence for every task name that occurs in no task file; a folder that is missing is one too.
+
+    A search of the text without loading lm-eval, for a run that cannot start anyway.
+    """
+    try:
+        places = include_folders(settings.include_path, folders)
+    except BenchError as error:
+        return [str(error)]
+    library = importlib.util.find_spec("lm_eval")
+    places += [Path(one) / "tasks" for one in (library.submodule_search_locations or [] if library else [])]
+    missing = [name for name in settings.task_names if not Path(name).is_file()]
+    known: set[str] = set()
+    for place in places:
+        if missing:
+            found, names = search_names(place, missing)
+            missing, known = [name for name in missing if name not in found], known | names
+    return [f"there is no task {name!r}{did_you_mean(name, sorted(known))}" for name in missing]
 
 
 def needs_hub(settings: EvalSettings, folders: Sequence[Path]) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import nn
 
+from diffulex.attention.cache_layout import KVShape
 from diffulex.attention.metadata import fetch_attn_metadata
 from diffulex.attention.ops.paged_attention import paged_attention
 from diffulex.attention.ops.store_kv import store_kv
@@ -14,18 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class KVShape(NamedTuple):
-    """What a layer keeps of one position: as many keys and as many values of this width."""
-
-    num_kv_heads: int
-    head_dim: int
-
-
 class Attention(nn.Module):
     """Attention without weights, made by a decoder layer, one each.
 
-    The model runner sets `k_cache` and `v_cache`, ``[num_pages, page_size, num_kv_heads, head_dim]``; as long
-    as they are None nothing is stored and no request may have a context.
+    The model runner sets `k_cache` and `v_cache`, made by `CacheLayout.allocate`; as long as they are None
+    nothing is stored and no request may have a context.
 
     Args:
         num_heads, num_kv_heads: heads of this process.

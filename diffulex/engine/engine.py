@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import operator
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from diffulex.config import Config
-from diffulex.distributed.launch import choose_port
-from diffulex.engine.model_runner import AutoModelRunner, MultiBlockModelRunnerTemplate
 from diffulex.engine.outputs import build_output, invalid_output
 from diffulex.engine.request import AutoReq, MultiBlockReqTemplate
-from diffulex.engine.scheduler import AutoScheduler, MultiBlockSchedulerTemplate
 from diffulex.engine.signals import TerminationHandler
-from diffulex.engine.worker import Workers
 from diffulex.logger import LoggerMixin
-from diffulex.model.loader import check_division
 from diffulex.sampling_params import SamplingParams
 from diffulex.utils.output import GenerationOutput, RequestOutput, StepReport
 from diffulex.utils.progress import GenerationProgress
 from diffulex.utils.tokenizer import IncrementalDecoder, load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
+    from diffulex.engine.model_runner import MultiBlockModelRunnerTemplate
     from diffulex.engine.plan import StepPlan, StepResult
+    from diffulex.engine.scheduler import MultiBlockSchedulerTemplate
 
 
 class DiffulexEngine(LoggerMixin):
@@ -57,16 +56,19 @@ class DiffulexEngine(LoggerMixin):
         return engine
 
     def _start(self, config: Config) -> None:
+        # Importing the engine's class loads no torch; making an engine does.
+        from diffulex.engine.build import make_runner, make_scheduler
+
         self._exited = True
         importlib.import_module("diffulex.strategy")
         self.tokenizer = load_tokenizer(
             config.checkpoint, config.checkpoint.tokenizer_path, trust_remote_code=config.trust_remote_code
         )
-        self.runner = _make_runner(config)
+        self.runner: MultiBlockModelRunnerTemplate = make_runner(config)
         self.config = config.resolved(num_pages=self.runner.memory_plan.num_pages)
-        self.scheduler = _make_scheduler(self.config)
+        self.scheduler: MultiBlockSchedulerTemplate = make_scheduler(self.config)
         self._next_id = 0
-        self._aborted: list[RequestOutput] = []
+        self._unreported: list[RequestOutput] = []
         self._exited = False
         atexit.register(self.exit)
         self._termination = TerminationHandler(self.exit)
@@ -80,6 +82,9 @@ class DiffulexEngine(LoggerMixin):
             ValueError: the prompt is empty, too long, holds an id outside the vocabulary, or needs more pages
                 than there are. Nothing is queued then.
         """
+        self._check_alive()
+        if not isinstance(sampling_params, SamplingParams | None):
+            raise ValueError(f"sampling_params must be SamplingParams, not {type(sampling_params).__name__}")
         token_ids = self.encode(prompt)
         req_class = AutoReq.get(self.config.decoding_strategy)
         req = req_class(token_ids, sampling_params, self.config)
@@ -96,9 +101,9 @@ class DiffulexEngine(LoggerMixin):
         """Token ids of a prompt; ids are checked against the vocabulary.
 
         Raises:
-            ValueError: an id is outside the vocabulary.
+            ValueError: the prompt is neither text nor token ids, or an id is outside the vocabulary.
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _plain_ids(prompt)
         limit = self.config.checkpoint.vocab_size
         if ids and not (min(ids) >= 0 and max(ids) < limit):
             wrong = next(one for one in ids if not 0 <= one < limit)
@@ -114,12 +119,12 @@ class DiffulexEngine(LoggerMixin):
         req = self.scheduler.abort(req_id)
         if req is None:
             return False
-        self._aborted.append(build_output(req, self.tokenizer))
+        self._unreported.append(build_output(req, self.tokenizer))
         return True
 
     def is_finished(self) -> bool:
-        """True when every request has ended."""
-        return self.scheduler.is_finished()
+        """True when every request has ended and `step` has reported its output."""
+        return self.scheduler.is_finished() and not self._unreported
 
     # Steps ------------------------------------------------------------------------------------------------
 
@@ -128,18 +133,20 @@ class DiffulexEngine(LoggerMixin):
 
         Requests that were aborted since the step before are among them.
         """
+        self._check_alive()
         start = time.perf_counter()
         with self.runner.profiler.span("schedule"):
             plan = self.scheduler.schedule()
         scheduled = time.perf_counter()
         if not plan.spans:
-            return StepReport(plan.step_id, 0, 0, 0, 0, scheduled - start, {}, self._take_aborted())
+            return StepReport(plan.step_id, 0, 0, 0, 0, scheduled - start, {}, self._take_unreported())
         result = self.runner.run(plan)
         ran = time.perf_counter()
         with self.runner.profiler.span("post"):
             finished = self.scheduler.postprocess(plan, result)
         end = time.perf_counter()
-        self._note_step(plan, result, end, end - start)
+        if self.config.save_trace:
+            self._record(plan, result, end - start)
         times = {"schedule": scheduled - start, **result.times, "post": end - ran}
         return StepReport(
             step_id=plan.step_id,
@@ -149,29 +156,25 @@ class DiffulexEngine(LoggerMixin):
             num_tokens_filled=int(result.accepted.sum()),
             step_time=end - start,
             times=times,
-            finished=(*self._take_aborted(), *(build_output(req, self.tokenizer) for req in finished)),
+            finished=(*self._take_unreported(), *(build_output(req, self.tokenizer) for req in finished)),
         )
 
-    def _take_aborted(self) -> tuple[RequestOutput, ...]:
-        aborted, self._aborted = self._aborted, []
-        return tuple(aborted)
+    def _take_unreported(self) -> tuple[RequestOutput, ...]:
+        outputs, self._unreported = self._unreported, []
+        return tuple(outputs)
 
-    def _note_step(self, plan: StepPlan, result: StepResult, now: float, seconds: float) -> None:
-        """First-token times, and with ``save_trace`` the record of every request of the step."""
+    def _record(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """Adds the step to the trace of every request that took part."""
         for index, span in enumerate(plan.spans):
-            req = span.req
-            if req.first_token_time is None and req.num_decoded:
-                req.first_token_time = now
-            if self.config.save_trace:
-                rows = slice(result.row_offsets[index], result.row_offsets[index + 1])
-                taken = result.accepted[rows]
-                filled = zip(
-                    result.positions[rows][taken].tolist(),
-                    result.tokens[rows][taken].tolist(),
-                    result.confidences[rows][taken].tolist(),
-                    strict=True,
-                )
-                req.record(span, list(filled), (plan.step_id, seconds))
+            rows = slice(result.row_offsets[index], result.row_offsets[index + 1])
+            taken = result.accepted[rows]
+            filled = zip(
+                result.positions[rows][taken].tolist(),
+                result.tokens[rows][taken].tolist(),
+                result.confidences[rows][taken].tolist(),
+                strict=True,
+            )
+            span.req.record(span, list(filled), (plan.step_id, seconds))
 
     # Offline generation -----------------------------------------------------------------------------------
 
@@ -222,18 +225,27 @@ class DiffulexEngine(LoggerMixin):
         finally:
             for req_id in collected.unfinished():
                 self.scheduler.abort(req_id)
+            # Requests that somebody else added are reported by the next step.
+            self._unreported += collected.foreign
         outputs = [collected.outputs[i] for i in range(len(prompts))]
         return GenerationOutput(outputs, time.perf_counter() - start)
 
     # End --------------------------------------------------------------------------------------------------
 
     def exit(self) -> None:
-        """Frees model and cache and ends profiling; may be called more than once."""
+        """Frees model and cache and ends profiling; may be called more than once.
+
+        Afterwards the engine takes no requests.
+        """
         if not self._exited:
             self._exited = True
             atexit.unregister(self.exit)
             self._termination.remove()
             self.runner.exit()
+
+    def _check_alive(self) -> None:
+        if self._exited:
+            raise RuntimeError("the engine has exited; make a new one to go on")
 
     def __enter__(self) -> Self:
         return self
@@ -245,13 +257,14 @@ class DiffulexEngine(LoggerMixin):
 
 
 class _Collected:
-    """Outputs of one `generate` call; outputs of requests that others added are not its business."""
+    """Outputs of one `generate` call; those of requests that others added are kept apart."""
 
     def __init__(
         self, progress: GenerationProgress, on_finish: Callable[[int, RequestOutput], None] | None
     ) -> None:
         self.outputs: dict[int, RequestOutput] = {}
         self.index_of: dict[int, int] = {}
+        self.foreign: list[RequestOutput] = []
         self._progress = progress
         self._on_finish = on_finish
 
@@ -264,41 +277,26 @@ class _Collected:
             self._on_finish(index, output)
 
     def take_all(self, outputs: Sequence[RequestOutput]) -> None:
-        """Files those of `outputs` that belong to this call."""
+        """Files all `outputs`, those that belong to this call under their prompt."""
         for output in outputs:
             if output.req_id in self.index_of:
                 self.take(self.index_of[output.req_id], output)
+            else:
+                self.foreign.append(output)
 
     def unfinished(self) -> list[int]:
         """Ids of queued requests without an output."""
         return [req_id for req_id, index in self.index_of.items() if index not in self.outputs]
 
 
-def _make_runner(config: Config) -> MultiBlockModelRunnerTemplate:
-    runner_class = AutoModelRunner.get(config.decoding_strategy)
-    if not issubclass(runner_class, MultiBlockModelRunnerTemplate):
-        raise TypeError(f"{runner_class.__name__} is no MultiBlockModelRunnerTemplate")
-    if config.tensor_parallel_size == 1:
-        return runner_class(config, 0, [])
-    check_division(config, config.tensor_parallel_size)
-    config = config.resolved(master_port=choose_port(config))
-    workers = Workers(config, runner_class.__module__)
+def _plain_ids(prompt: Sequence[int]) -> list[int]:
+    """Token ids as plain integers; anything that is no whole number is refused."""
     try:
-        workers.wait_until_joining()
-        runner = runner_class(config, 0, workers.event)
-    except BaseException as error:
-        failure = workers.failure(error) if isinstance(error, RuntimeError) else error
-        workers.stop()
-        raise failure from error
-    runner.workers = workers
-    return runner
-
-
-def _make_scheduler(config: Config) -> MultiBlockSchedulerTemplate:
-    scheduler = AutoScheduler.get(config.decoding_strategy)(config)
-    if not isinstance(scheduler, MultiBlockSchedulerTemplate):
-        raise TypeError(f"{type(scheduler).__name__} is no MultiBlockSchedulerTemplate")
-    return scheduler
+        if any(isinstance(one, bool) for one in prompt):
+            raise TypeError("bool")
+        return [operator.index(one) for one in prompt]
+    except TypeError:
+        raise ValueError(f"a prompt must be text or a list of token ids, not {prompt!r}") from None
 
 
 def _params_for(
@@ -308,6 +306,8 @@ def _params_for(
         raise ValueError("prompts must be a list of strings or of token id lists, not one string")
     if params is None or isinstance(params, SamplingParams):
         return [params if params is not None else SamplingParams()] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+        raise ValueError("sampling_params must be SamplingParams, or a list with one for each prompt")
     if len(params) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts came with {len(params)} sampling_params; give one for each")
     return list(params)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from diffulex.config import ConfigError
 from diffulex.logger import get_logger
 
 if TYPE_CHECKING:
-    from diffulex.attention.layer import KVShape
-    from diffulex.config import Config
+    from diffulex.attention.cache_layout import KVShape
 
 logger = get_logger(__name__)
 
@@ -19,6 +18,38 @@ MAX_LOGITS_ROWS = 4096
 #: A float32 copy, a masked copy and a work buffer exist beside the model's own logits.
 LOGITS_COPIES = 4
 GIB = 2**30
+
+
+class MemorySettings(Protocol):
+    """The settings that decide what is needed; `Config` has them."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest request."""
+
+    @property
+    def max_num_reqs(self) -> int:
+        """Requests that run at once."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one block."""
+
+    @property
+    def buffer_size(self) -> int:
+        """Blocks of one request that are open at once."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of one page."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages, -1 for as many as are of use."""
+
+    @property
+    def gpu_memory_utilization(self) -> float:
+        """Share of the available bytes to plan for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +75,21 @@ class MemoryPlan:
     logits_bytes: int
 
 
-def plan_memory(config: Config, shape: CacheShape, vocab_size: int, available: int) -> MemoryPlan:
+def plan_memory(config: MemorySettings, shape: CacheShape, vocab_size: int, available: int) -> MemoryPlan:
+    """Divides `available` bytes as `divide_memory` does, and tells the log about it."""
+    plan = divide_memory(config, shape, vocab_size, available)
+    logger.info(
+        "memory: %d pages of %d tokens (%.2f GiB KV), logits for %d rows at a time (%.2f GiB)",
+        plan.num_pages,
+        config.page_size,
+        plan.cache_bytes / GIB,
+        plan.max_logits_rows,
+        plan.logits_bytes / GIB,
+    )
+    return plan
+
+
+def divide_memory(config: MemorySettings, shape: CacheShape, vocab_size: int, available: int) -> MemoryPlan:
     """Divides `available` bytes (what is free once the weights are loaded) among logits and pages.
 
     At most ``gpu_memory_utilization`` of it is planned for. Without ``num_pages`` the pool gets what the
@@ -74,20 +119,16 @@ def plan_memory(config: Config, shape: CacheShape, vocab_size: int, available: i
         raise ConfigError(
             [_shortage(config, needed, page_bytes, (max_rows, vocab_size), pages_left, available)]
         )
-    plan = MemoryPlan(num_pages, max_rows, num_pages * page_bytes, logits_bytes)
-    logger.info(
-        "memory: %d pages of %d tokens (%.2f GiB KV), logits for %d rows at a time (%.2f GiB)",
-        plan.num_pages,
-        config.page_size,
-        plan.cache_bytes / GIB,
-        plan.max_logits_rows,
-        plan.logits_bytes / GIB,
-    )
-    return plan
+    return MemoryPlan(num_pages, max_rows, num_pages * page_bytes, logits_bytes)
 
 
 def _shortage(
-    config: Config, needed: int, page_bytes: int, logits: tuple[int, int], pages_left: int, available: int
+    config: MemorySettings,
+    needed: int,
+    page_bytes: int,
+    logits: tuple[int, int],
+    pages_left: int,
+    available: int,
 ) -> str:
     rows, vocab_size = logits
     return (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from diffulex.attention.cache_layout import make_layout
 from diffulex.attention.metadata import MetadataSlot, set_fetch_fn_for_attn_metadata
 from diffulex.distributed.collectives import all_minimum
 from diffulex.distributed.launch import start_group, stop_group
@@ -16,15 +17,19 @@ from diffulex.engine.plan import StepPlan, StepResult
 from diffulex.logger import get_logger
 from diffulex.mixin.multi_block.model_runner import Decisions, MultiBlockRunnerMixin
 from diffulex.model.loader import load_model
+from diffulex.moe.block import use_forms
 from diffulex.profiling import Profiler
 from diffulex.sampler.base import AutoSampler
 from diffulex.settings.defaults import MODEL_DEFAULTS
+from diffulex.utils.adapter_files import read_adapter
 from diffulex.utils.device import free_memory, resolve_device, resolve_dtype
 from diffulex.utils.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.synchronize import Event
+
+    from torch import Tensor
 
     from diffulex.config import Config
     from diffulex.engine.worker import Workers
@@ -47,6 +52,7 @@ class ModelRunnerBase:
     attn_metadata: ClassVar[MetadataSlot[Any] | None] = None
     set_attn_metadata: Callable[..., None] | None = None
     reset_attn_metadata: Callable[[], None] | None = None
+    boundary_rows: Tensor | None = None
 
     def __init__(self, config: Config, rank: int, event: Event | list[Event]) -> None:
         self.config = config
@@ -66,9 +72,13 @@ class ModelRunnerBase:
             self.init_attn_metadata_fn(slot.set, slot.reset, slot.fetch)
         self.parallel = start_group(config, rank)
         self.shift_logits = MODEL_DEFAULTS[config.model_name].shift_logits
-        self.model = self.load_model()
-        self.sampler = AutoSampler.get(config.sampling_mode)()
-        self.memory_plan = self.allocate_cache()
+        try:
+            self.model = self.load_model()
+            self.sampler = AutoSampler.get(config.sampling_mode)()
+            self.memory_plan = self.allocate_cache()
+        except BaseException:
+            stop_group(self.parallel)  # or this process could never join a group again
+            raise
         self.max_logits_rows = self.memory_plan.max_logits_rows
         self.profiler.start()
 
@@ -81,8 +91,18 @@ class ModelRunnerBase:
         self.fetch_attn_metadata = fetch_fn
 
     def load_model(self) -> DiffusionLM:
-        """The model of the checkpoint, on the device, in evaluation mode."""
-        return load_model(self.config, self.device, self.dtype, parallel=self.parallel)
+        """The model of the checkpoint, on the device, in evaluation mode, with its adapter if any."""
+        config = self.config
+        model = load_model(
+            config,
+            self.device,
+            self.dtype,
+            parallel=self.parallel,
+            adapter=read_adapter(config.lora_path) if config.use_lora else None,
+            merge_adapter=config.pre_merge_lora,
+        )
+        use_forms(model, config.moe_gemm_impl, config.moe_dispatcher_backend)
+        return model
 
     def allocate_cache(self) -> MemoryPlan:
         """Plans the memory and gives each attention layer its keys and values.
@@ -97,17 +117,18 @@ class ModelRunnerBase:
             available //= self.parallel.size  # all ranks share the main memory
         available = all_minimum(available, self.parallel)
         plan = plan_memory(self.config, shape, model.vocab_size, available)
+        layout = make_layout(self.config.kv_cache_layout, self.config.k_cache_hdim_split_factor_x)
         for layer in layers:
-            size = (plan.num_pages, self.config.page_size, *layer.kv_shape)
-            layer.k_cache = torch.empty(size, dtype=self.dtype, device=self.device)
-            layer.v_cache = torch.empty(size, dtype=self.dtype, device=self.device)
+            layer.k_cache, layer.v_cache = layout.allocate(
+                plan.num_pages, self.config.page_size, layer.kv_shape, self.dtype, self.device
+            )
         return plan
 
     def exit(self) -> None:
         """Ends profiling and lets go of model and cache."""
         self.profiler.stop()
-        for layer in self.model.attention_layers():
-            layer.k_cache = layer.v_cache = None
+        del self.model
+        self.boundary_rows = None
         if self.workers is not None:
             self.workers.stop()
         stop_group(self.parallel)

@@ -269,6 +269,8 @@ class MultiBlockReqTemplate(DllmReq):
         self.tokens[positions] = tokens
         self.filled[positions] = True
         self.num_decoded += len(positions)
+        if self.first_token_time is None:
+            self.first_token_time = time.perf_counter()
         for block in self.window:
             if block.num_masks:
                 block.num_masks = block.size - int(np.count_nonzero(self.filled[block.start : block.end]))

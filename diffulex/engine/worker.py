@@ -55,7 +55,13 @@ class Workers:
                 name=f"diffulex-rank-{rank}",
                 daemon=True,
             )
-            process.start()
+            try:
+                process.start()
+            except RuntimeError as error:
+                raise WorkerError(
+                    "tensor_parallel_size above 1 starts processes that import the main script again; put "
+                    "what the script does under: if __name__ == '__main__'"
+                ) from error
             theirs.close()
             self._processes.append(process)
             self._connections.append(ours)
@@ -135,7 +141,7 @@ def run_worker(config: Config, rank: int, connection: Connection, event: Event, 
         runner = model_runner.AutoModelRunner.get(config.decoding_strategy)(config, rank, event)
         _serve(runner, connection)
         runner.exit()
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # whatever ended this rank, the engine hears of it
         if not event.is_set():
             _report(connection, traceback.format_exc())
         sys.exit(1)

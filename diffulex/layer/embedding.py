@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from diffulex.distributed.collectives import all_gather_last, all_reduce
 from diffulex.distributed.state import SINGLE, ParallelState
+from diffulex.layer.lora import AdaptableLinear
 from diffulex.layer.weights import WeightSlot
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 class _VocabularyRows(nn.Module):
     """Holds the rows ``[rank * n, (rank + 1) * n)`` of a ``[vocab_size, hidden_size]`` matrix.
 
-    A vocabulary that does not divide evenly is padded with rows of zeros at the end; their logits are cut off.
+    A vocabulary that does not divide evenly is padded with rows of zeros at the end, their logits are cut.
     """
 
     def __init__(
@@ -52,15 +54,14 @@ class VocabEmbedding(_VocabularyRows):
         vectors = embedding(local * is_here, self.weight) * is_here.unsqueeze(-1)
         return all_reduce(vectors, self.parallel)
 
-
     def mean(self, probs: Tensor) -> Tensor:
-        """The expected embedding under distributions over the vocabulary: ``[N, vocab_size] -> [N, hidden]``."""
+        """Mean embedding under distributions over the vocabulary: ``[N, vocab_size] -> [N, hidden]``."""
         stop = self.first_row + self.num_real_rows
         local = probs[:, self.first_row : stop].to(self.weight.dtype)
         return all_reduce(local @ self.weight[: self.num_real_rows], self.parallel)
 
 
-class OutputHead(_VocabularyRows):
+class OutputHead(_VocabularyRows, AdaptableLinear):
     """Hidden states -> logits: ``[N, hidden_size] -> [N, vocab_size]``, in the dtype of the weights."""
 
     def tie(self, source: VocabEmbedding) -> None:
@@ -69,5 +70,9 @@ class OutputHead(_VocabularyRows):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits of the whole vocabulary, on every rank."""
-        logits = all_gather_last(linear(hidden, self.weight), self.parallel)
+        logits = all_gather_last(self.multiply(hidden), self.parallel)
         return logits if logits.shape[-1] == self.vocab_size else logits[:, : self.vocab_size].contiguous()
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        """``weight``."""
+        return {"weight": replace(super().weight_slots()["weight"], adapt=self.adapt())}

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-from torch.nn.functional import linear
-
 from diffulex.distributed.collectives import all_reduce
 from diffulex.distributed.state import SINGLE, ParallelState
+from diffulex.layer.lora import AdaptableLinear
 from diffulex.layer.weights import WeightSlot, matrix, vector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
     from torch import Tensor
 
 
-class MergedColumnLinear(nn.Module):
+class MergedColumnLinear(AdaptableLinear):
     """Several projections of one input, computed as one: ``[T, in] -> [T, sum of local outputs]``.
 
     Args:
@@ -56,7 +54,7 @@ class MergedColumnLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The parts of this process side by side."""
-        return linear(x, self.weight, self.bias)
+        return self.multiply(x, self.bias)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """``<part>.weight`` and, with a bias, ``<part>.bias``."""
@@ -65,7 +63,9 @@ class MergedColumnLinear(nn.Module):
         for (part, size), local in zip(self.out_features.items(), self.local_sizes, strict=True):
             start = self.parallel.rank * local
             rows = slice(offset, offset + local)
-            slots[f"{part}.weight"] = WeightSlot(self.weight.data[rows], (size, self.in_features), 0, start)
+            slots[f"{part}.weight"] = WeightSlot(
+                self.weight.data[rows], (size, self.in_features), 0, start, adapt=self.adapt(offset)
+            )
             if self.bias is not None:
                 slots[f"{part}.bias"] = WeightSlot(self.bias.data[rows], (size,), 0, start)
             offset += local
@@ -92,7 +92,7 @@ class QKVLinear(MergedColumnLinear):
         super().__init__(hidden_size, widths, bias=bias, dtype=dtype, parallel=parallel)
 
 
-class RowLinear(nn.Module):
+class RowLinear(AdaptableLinear):
     """A projection whose input is divided: ``[T, local in] -> [T, out]``, summed over the group."""
 
     def __init__(
@@ -114,14 +114,13 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole product; the bias is added once, by rank 0."""
-        return all_reduce(
-            linear(x, self.weight, self.bias if self.parallel.rank == 0 else None), self.parallel
-        )
+        return all_reduce(self.multiply(x, self.bias if self.parallel.rank == 0 else None), self.parallel)
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """``weight`` and, with a bias, ``bias``."""
         start = self.parallel.rank * self.weight.shape[1]
-        slots = {"weight": WeightSlot(self.weight.data, (self.out_features, self.in_features), 1, start)}
+        shape = (self.out_features, self.in_features)
+        slots = {"weight": WeightSlot(self.weight.data, shape, 1, start, adapt=self.adapt())}
         if self.bias is not None:
             slots["bias"] = WeightSlot(self.bias.data, (self.out_features,))
         return slots

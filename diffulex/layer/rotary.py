@@ -53,6 +53,12 @@ class RotaryEmbedding:
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Heads ``[T, H, rotary_dim]`` turned by the angle of their row."""
+    """Heads ``[T, H, D]`` turned by the angle of their row, as far as the rotation is wide.
+
+    Dimensions behind the rotary ones stay as they are. Computed in the wider of both dtypes.
+    """
+    width = rotation.cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat([rotate(x[..., :width], rotation), x[..., width:]], dim=-1)
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x * rotation.cos, swapped, rotation.signed_sin)
+    return torch.addcmul(x * rotation.cos, swapped, rotation.signed_sin).to(x.dtype)

@@ -31,14 +31,20 @@ class ConfigReader:
         """A reader of the table under `key` that notes its problems here, with the whole path of a key."""
         inner = copy.copy(self)
         inner._prefix = f"{self._prefix}{key}."
-        inner._config = self._config.get(key)
-        if not isinstance(inner._config, dict):
-            inner._config = self._note(key, "a table", inner._config, {})
+        value = self._config.get(key)
+        inner._config = value if isinstance(value, dict) else self._note(key, "a table", value, {})
         return inner
 
-    def keys(self) -> tuple[str, ...]:
+    def stated_keys(self) -> tuple[str, ...]:
         """The keys that are there and not null."""
         return tuple(key for key, value in self._config.items() if value is not None)
+
+    def word(self, key: str, choices: Sequence[str], default: str) -> str:
+        """One word out of `choices`."""
+        value = self._value(key, default)
+        if isinstance(value, str) and value in choices:
+            return value
+        return self._note(key, " or ".join(choices), value, default)
 
     def words(self, key: str, choices: Collection[str], default: Sequence[str]) -> tuple[str, ...]:
         """A list of words out of `choices`."""
@@ -53,6 +59,20 @@ class ConfigReader:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
         return self._note(key, "a positive whole number", value, 1)
+
+    def count_or_none(self, key: str, default: int) -> int:
+        """A whole number, 0 included."""
+        value = self._value(key, default)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+        return self._note(key, "a whole number of at least 0", value, default)
+
+    def indices(self, key: str) -> frozenset[int]:
+        """A list of whole numbers from 0 on; empty when it is absent."""
+        value = self._value(key, [])
+        if isinstance(value, list) and all(type(one) is int and one >= 0 for one in value):
+            return frozenset(value)
+        return self._note(key, "a list of whole numbers of at least 0", value, frozenset())
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
@@ -100,7 +120,7 @@ class ConfigReader:
     def finish(self) -> None:
         """Raise a `CheckpointError` that lists every problem noted."""
         if self._problems:
-            raise CheckpointError(f"{self._path} cannot be used: {'; '.join(self._problems)}")
+            raise CheckpointError(f"{self._path} cannot be used: {'; '.join(dict.fromkeys(self._problems))}")
 
     def _value(self, key: str, default: object) -> object:
         value = self._config.get(key)

@@ -7,7 +7,7 @@ Axes: T packed rows of all requests, Hq / Hk heads of this process, D head width
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from diffulex.layer.embedding import OutputHead, VocabEmbedding
 from diffulex.layer.linear import MergedColumnLinear, QKVLinear, RowLinear
 from diffulex.layer.norm import RMSNorm
 from diffulex.layer.rotary import RotaryEmbedding, Rotation, rotate
-from diffulex.layer.weights import WeightSlot, prefixed
+from diffulex.layer.weights import WeightSlot, joined, prefixed
 from diffulex.model.config_reader import ConfigReader
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ class DecoderConfig:
     output_bias: bool = False
     qk_norm: bool = False
     tie_word_embeddings: bool = False
+    rope_in_float32: bool = False
+    #: Width of a head that is rotated; None is all of it.
+    rotary_dim: int | None = None
+    #: See `RMSNorm`.
+    norm_rounds_before_weight: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +67,20 @@ class DecoderNames:
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
+    #: One tensor with the rows of q, k and v in that order, in place of the three.
+    qkv: str | None = None
     output: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+
+
+def _norm(size: int, config: DecoderConfig, dtype: torch.dtype) -> RMSNorm:
+    return RMSNorm(
+        size, config.rms_norm_eps, dtype=dtype, rounds_before_weight=config.norm_rounds_before_weight
+    )
 
 
 class SelfAttention(nn.Module):
@@ -90,8 +103,8 @@ class SelfAttention(nn.Module):
         )
         self.num_heads, self.num_kv_heads = self.qkv.num_heads, self.qkv.num_kv_heads
         self.head_dim = head_dim
-        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
-        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
+        self.q_norm = _norm(head_dim, config, dtype) if config.qk_norm else None
+        self.k_norm = _norm(head_dim, config, dtype) if config.qk_norm else None
         self.attention = Attention(self.num_heads, self.num_kv_heads, head_dim, head_dim**-0.5)
 
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
@@ -106,11 +119,18 @@ class SelfAttention(nn.Module):
 
     def weight_slots(self, names: DecoderNames) -> dict[str, WeightSlot]:
         """Slots by the family's names."""
-        parts = {"q": names.q, "k": names.k, "v": names.v}
-        slots = {
-            f"{parts[part]}.{kind}": slot
-            for (part, kind), slot in ((name.split("."), s) for name, s in self.qkv.weight_slots().items())
-        }
+        apart = self.qkv.weight_slots()
+        if names.qkv is None:
+            parts = {"q": names.q, "k": names.k, "v": names.v}
+            split = ((name.split("."), slot) for name, slot in apart.items())
+            slots = {f"{parts[part]}.{kind}": slot for (part, kind), slot in split}
+        else:
+            fused = {"weight": self.qkv.weight, "bias": self.qkv.bias}
+            slots = {
+                f"{names.qkv}.{kind}": joined(whole.data, [apart[f"{part}.{kind}"] for part in "qkv"])
+                for kind, whole in fused.items()
+                if whole is not None
+            }
         slots |= prefixed(names.output, self.output.weight_slots())
         if self.q_norm is not None and self.k_norm is not None:
             slots |= prefixed(names.q_norm, self.q_norm.weight_slots())
@@ -144,15 +164,33 @@ class GatedMLP(nn.Module):
         }
 
 
-class DecoderLayer(nn.Module):
-    """Pre-norm residual block: attention, then MLP."""
+class LayerMLP(Protocol):
+    """What stands behind the second norm of a layer."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, parallel: ParallelState) -> None:
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[T, hidden] -> [T, hidden]``."""
+        ...
+
+    def weight_slots(self, names: DecoderNames) -> dict[str, WeightSlot]:
+        """Slots by the family's names."""
+        ...
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm residual block: attention, then `mlp`, which is a `GatedMLP` unless another is given."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        parallel: ParallelState,
+        mlp: LayerMLP | None = None,
+    ) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.attention_norm = _norm(config.hidden_size, config, dtype)
         self.attention = SelfAttention(config, dtype, parallel)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.mlp = GatedMLP(config, dtype, parallel)
+        self.mlp_norm = _norm(config.hidden_size, config, dtype)
+        self.mlp: LayerMLP = GatedMLP(config, dtype, parallel) if mlp is None else mlp
 
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
         """``[T, hidden] -> [T, hidden]``."""
@@ -182,9 +220,10 @@ class DiffusionLM(nn.Module):
     architectures: ClassVar[frozenset[str]] = frozenset()
     #: What the family calls its tensors.
     names: ClassVar[DecoderNames] = DecoderNames()
-    #: For keys that config.json lacks. None: head_dim is hidden_size / heads, rope_theta must be there.
+    #: For keys that config.json lacks. None: head_dim is hidden_size / heads, the others must be there.
     default_head_dim: ClassVar[int | None] = None
     default_rope_theta: ClassVar[float | None] = None
+    default_rms_norm_eps: ClassVar[float | None] = None
     #: Endings of tensor names that old checkpoints carry and nobody needs.
     ignored_suffixes: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
     #: Beginnings of tensor names of parts that are not built, such as an image encoder.
@@ -202,14 +241,19 @@ class DiffusionLM(nn.Module):
         self.hidden_size = config.hidden_size
         self.dtype = dtype
         self.embedding = VocabEmbedding(config.vocab_size, config.hidden_size, dtype=dtype, parallel=parallel)
-        self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta)
+        self.rotary = RotaryEmbedding(config.rotary_dim or config.head_dim, config.rope_theta)
         self.layers = nn.ModuleList(
             self.make_layer(config, layer_id, dtype, parallel) for layer_id in range(config.num_layers)
         )
-        self.final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.final_norm = _norm(config.hidden_size, config, dtype)
         self.head = OutputHead(config.vocab_size, config.hidden_size, dtype=dtype, parallel=parallel)
         if config.tie_word_embeddings:
             self.head.tie(self.embedding)
+
+    @classmethod
+    def recognises(cls, facts: CheckpointFacts) -> bool:
+        """Whether config.json says that the checkpoint is of this family."""
+        return facts.model_type in cls.model_types or not cls.architectures.isdisjoint(facts.architectures)
 
     @classmethod
     def read_config(cls, facts: CheckpointFacts, tensor_names: Collection[str]) -> DecoderConfig:
@@ -230,12 +274,13 @@ class DiffusionLM(nn.Module):
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=reader.count("head_dim", cls.default_head_dim or hidden_size // num_heads),
-            rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
+            rms_norm_eps=reader.number("rms_norm_eps", cls.default_rms_norm_eps),
             rope_theta=reader.rope_theta(cls.default_rope_theta),
             tie_word_embeddings=is_tied and f"{cls.names.head}.weight" not in tensor_names,
         )
         reader.expect("hidden_act", "silu")
         reader.expect("use_sliding_window", False)
+        reader.words("layer_types", {"full_attention"}, ())
         reader.check(config.head_dim % 2 == 0, f"head_dim must be even, it is {config.head_dim}")
         reader.check(
             num_heads % num_kv_heads == 0,
@@ -257,9 +302,13 @@ class DiffusionLM(nn.Module):
         return cls(cls.read_config(facts, tensor_names), dtype=dtype, parallel=parallel)
 
     def make_layer(
-        self, config: DecoderConfig, layer_id: int, dtype: torch.dtype, parallel: ParallelState
+        self,
+        config: DecoderConfig,
+        layer_id: int,  # noqa: ARG002 (families with layers of several kinds read it)
+        dtype: torch.dtype,
+        parallel: ParallelState,
     ) -> nn.Module:
-        """The layer of that number, its weights not yet filled."""
+        """The layer of that number, its weights not yet filled; here all are alike."""
         return DecoderLayer(config, dtype, parallel)
 
     def forward(self, input_ids: Tensor, positions: Tensor, embeds: Tensor | None = None) -> Tensor:
@@ -274,7 +323,7 @@ class DiffusionLM(nn.Module):
             ``[T, hidden]``.
         """
         x = self.embedding(input_ids) if embeds is None else embeds
-        rotation = self.rotary.rotation(positions, x.dtype)
+        rotation = self.rotary.rotation(positions, torch.float32 if self.config.rope_in_float32 else x.dtype)
         for layer in self.layers:
             x = layer(x, rotation)
         hidden: Tensor = self.final_norm(x)

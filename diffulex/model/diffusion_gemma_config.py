@@ -94,8 +94,8 @@ def read_gemma_config(facts: CheckpointFacts, tensor_names: Collection[str]) -> 
     for layer_id, layer in enumerate(layers):
         text.check(
             num_heads % layer.num_kv_heads == 0,
-            f"num_attention_heads ({num_heads}) must be a multiple of the {layer.num_kv_heads} key/value heads "
-            f"of layer {layer_id}",
+            f"num_attention_heads ({num_heads}) must be a multiple of the {layer.num_kv_heads} key/value "
+            f"heads of layer {layer_id}",
         )
         text.check(
             layer.head_dim % 2 == 0, f"head_dim of layer {layer_id} must be even, it is {layer.head_dim}"
@@ -107,7 +107,8 @@ def read_gemma_config(facts: CheckpointFacts, tensor_names: Collection[str]) -> 
 def _read_layers(text: ConfigReader) -> tuple[GemmaLayerShape, ...]:
     kinds = _read_kinds(text)
     window = text.count("sliding_window") if SLIDING in kinds else 0
-    ropes = {kind: _read_rope(text.section("rope_parameters"), kind) for kind in dict.fromkeys(kinds)}
+    rope_table = text.section("rope_parameters")
+    ropes = {kind: _read_rope(rope_table, kind) for kind in dict.fromkeys(kinds)}
     layers = []
     for kind, (num_kv_heads, head_dim) in zip(kinds, _read_heads(text, kinds), strict=True):
         theta, turning_part = ropes[kind]
@@ -141,31 +142,36 @@ def _read_heads(text: ConfigReader, kinds: list[str]) -> list[tuple[int, int]]:
     newer tools wrote have a table `per_layer_config` by layer number.
     """
     shared = text.count("num_key_value_heads"), text.count("head_dim", 256)
-    if "per_layer_config" not in text.keys():  # noqa: SIM118 (a method of the reader)
+    if "per_layer_config" not in text.stated_keys():
         full = text.count("num_global_key_value_heads", shared[0]), text.count("global_head_dim", 512)
         return [full if kind == FULL else shared for kind in kinds]
     table = text.section("per_layer_config")
     heads = [shared] * len(kinds)
-    for key in table.keys():  # noqa: SIM118
+    for key in table.stated_keys():
         known = key.isdigit() and int(key) < len(kinds)
         table.check(known, f"per_layer_config has an entry {key!r}, which is no layer of {len(kinds)}")
         entry = table.section(key)
-        strange = sorted(set(entry.keys()) - {"head_dim", "num_key_value_heads"})
-        table.check(not strange, f"per_layer_config of layer {key} sets {', '.join(strange)}, which is not read")
+        strange = sorted(set(entry.stated_keys()) - {"head_dim", "num_key_value_heads"})
+        table.check(
+            not strange, f"per_layer_config of layer {key} sets {', '.join(strange)}, which is not read"
+        )
         if known:
-            heads[int(key)] = entry.count("num_key_value_heads", shared[0]), entry.count("head_dim", shared[1])
+            heads[int(key)] = (
+                entry.count("num_key_value_heads", shared[0]),
+                entry.count("head_dim", shared[1]),
+            )
     return heads
 
 
 def _read_rope(ropes: ConfigReader, kind: str) -> tuple[float, float]:
     """Base of the rotary frequencies, and the part of them that turns anything."""
     rope = ropes.section(kind)
-    rope.expect("rope_type", "default", "proportional")
+    is_proportional = rope.word("rope_type", ("default", "proportional"), "default") == "proportional"
     rope.expect("factor", 1.0)
     theta = rope.number("rope_theta")
     part = rope.number("partial_rotary_factor", 1.0)
     rope.check(part <= 1.0, f"partial_rotary_factor of {kind} must not exceed 1, it is {part}")
-    if rope.word("rope_type", "default") != "proportional":
+    if not is_proportional:
         # Without "proportional" the factor would narrow the rotated width, which no published file does.
         rope.expect("partial_rotary_factor", 1.0)
     return theta, part

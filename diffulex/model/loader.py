@@ -16,8 +16,10 @@ from rich.progress import DownloadColumn, Progress
 from diffulex.config import ConfigError
 from diffulex.distributed.state import SINGLE, ParallelState
 from diffulex.logger import get_logger
+from diffulex.model.adapter import read_pairs
 from diffulex.model.catalog import family_of
 from diffulex.utils.checkpoint import CheckpointError, iter_weights, weight_headers
+from diffulex.utils.weight_files import FLOAT_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,10 +28,10 @@ if TYPE_CHECKING:
 
     from diffulex.layer.weights import WeightSlot
     from diffulex.model.decoder import DiffusionLM
+    from diffulex.utils.adapter_files import AdapterFacts
     from diffulex.utils.checkpoint import CheckpointFacts, TensorHeader
 
 logger = get_logger(__name__)
-_FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 class LoadSettings(Protocol):
@@ -51,6 +53,14 @@ class LoadSettings(Protocol):
         ...
 
 
+def outline(config: LoadSettings, parallel: ParallelState = SINGLE) -> DiffusionLM:
+    """The network of `config.checkpoint` without memory for weights: shapes and names only."""
+    family = family_of(config.model_name, config.checkpoint)
+    names = weight_headers(config.checkpoint).keys()
+    with torch.device("meta"):
+        return family.from_facts(config.checkpoint, names, dtype=torch.float32, parallel=parallel)
+
+
 def check_division(config: LoadSettings, size: int) -> None:
     """The model of `config.checkpoint` can be divided among `size` processes; no weight is read.
 
@@ -58,11 +68,8 @@ def check_division(config: LoadSettings, size: int) -> None:
         ConfigError: heads or another width do not divide; names what and by how much.
         CheckpointError: the checkpoint is another family's or its config.json cannot be read.
     """
-    family = family_of(config.model_name, config.checkpoint)
-    names = weight_headers(config.checkpoint).keys()
     try:
-        with torch.device("meta"):
-            family.from_facts(config.checkpoint, names, dtype=torch.float32, parallel=ParallelState(size))
+        outline(config, ParallelState(size))
     except CheckpointError:
         raise
     except ValueError as error:
@@ -75,12 +82,16 @@ def load_model(
     dtype: torch.dtype,
     show_progress: bool = False,
     parallel: ParallelState = SINGLE,
+    adapter: AdapterFacts | None = None,
+    merge_adapter: bool = False,
 ) -> DiffusionLM:
     """The model of `config.checkpoint` on `device`, in evaluation mode, all weights filled and finite.
 
-    With `parallel` it is this process's part of the model.
+    With `parallel` it is this process's part of the model. An adapter is computed beside the weights of the
+    checkpoint or, with `merge_adapter`, added to them in float32 before they are cast.
 
     Raises:
+        AdapterError: the adapter does not fit the model; all names stand in the one message.
         CheckpointError: the checkpoint is another family's, damaged, holds values that are not finite, or
             lacks, misshapes or exceeds the model's tensors; all such names stand in the one message.
     """
@@ -98,16 +109,24 @@ def load_model(
     slots = model.weight_slots()
     unused = [name for name in headers if name not in slots and not model.ignores(name)]
     _compare(facts, slots, headers, unused)
+    pairs = {} if adapter is None else read_pairs(adapter, slots, beside=not merge_adapter)
+    merged = pairs if merge_adapter else {}
     num_bytes = sum(headers[name].num_bytes for name in slots)
     with torch.inference_mode(), _progress(num_bytes, show_progress) as advance:
         for name, tensor in iter_weights(facts):
             if name in slots:
-                slots[name].load(tensor)
+                slots[name].load(merged[name].merged_into(tensor) if name in merged else tensor)
                 _check_finite(name, slots[name].target, headers[name])
                 advance(headers[name].num_bytes)
+    if not merge_adapter:
+        for name, pair in pairs.items():
+            pair.attach(slots[name])
     seconds = time.perf_counter() - started
     size = num_bytes / 2**30
     logger.info("loaded %s from %s: %.3f GiB in %.1f s", config.model_name, facts.path, size, seconds)
+    if adapter is not None:
+        way = "merged into" if merge_adapter else "beside"
+        logger.info("adapter %s: %s %d weights", adapter.path, way, len(pairs))
     return model.eval()
 
 
@@ -126,7 +145,7 @@ def _compare(
         if headers[name].shape != slots[name].shape
     ]
     unreadable = [
-        f"{name} is {headers[name].dtype}" for name in both if headers[name].dtype not in _FLOAT_TYPES
+        f"{name} is {headers[name].dtype}" for name in both if headers[name].dtype not in FLOAT_TYPES
     ]
     parts = [
         f"{len(names)} {what}: {', '.join(names)}"
@@ -134,7 +153,7 @@ def _compare(
             ("missing", missing),
             ("unused", unused),
             ("misshapen", misshapen),
-            (f"not stored as one of {', '.join(sorted(_FLOAT_TYPES))}", unreadable),
+            (f"not stored as one of {', '.join(sorted(FLOAT_TYPES))}", unreadable),
         )
         if names
     ]

@@ -26,6 +26,7 @@ class SdarLM(DiffusionLM):
     # What the published configuration class assumes where the file says nothing.
     default_head_dim = 128
     default_rope_theta = 10000.0
+    default_rms_norm_eps = 1e-6
 
     @classmethod
     def read_config(cls, facts: CheckpointFacts, tensor_names: Collection[str]) -> DecoderConfig:

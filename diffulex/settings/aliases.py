@@ -9,7 +9,15 @@ from diffulex.settings.spec import Problem
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["NAME_ALIASES", "PLAIN_NAMES", "VALUE_ALIASES", "present_name", "rename", "renamed_value"]
+__all__ = [
+    "NAME_ALIASES",
+    "PLAIN_NAMES",
+    "VALUE_ALIASES",
+    "disagreement",
+    "present_name",
+    "rename",
+    "renamed_value",
+]
 
 # The second name the settings page gives; no deprecation.
 PLAIN_NAMES: Final[Mapping[str, str]] = {"model_path": "model"}
@@ -42,14 +50,15 @@ def rename(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[Pr
         if name in NAME_ALIASES:
             deprecated.append(f"{name} is deprecated; write {present}")
         if present != name and given.get(present, value) != value:
-            problems.append(
-                Problem(
-                    present, f"{present} ({given[present]!r}) and {name} ({value!r}) disagree; keep {present}"
-                )
-            )
+            problems.append(Problem(present, disagreement(present, given[present], name, value)))
         else:
             values[present] = value
     return values, deprecated, problems
+
+
+def disagreement(name: str, value: object, second_name: str, second_value: object) -> str:
+    """The sentence for one setting that is written under two names with two values; `name` should stay."""
+    return f"{name} ({value!r}) and {second_name} ({second_value!r}) disagree; keep {name}"
 
 
 def renamed_value(name: str, value: Any) -> tuple[Any, str | None]:

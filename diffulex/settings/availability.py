@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from diffulex.settings.defaults import STRATEGY_DEFAULTS
+from diffulex.settings.defaults import MODEL_DEFAULTS, STRATEGY_DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,12 @@ __all__ = [
 
 Need = Literal["cuda", "devices", "vllm"]
 
-AVAILABLE_MODELS: Final = ("sdar",)
+AVAILABLE_MODELS: Final = (
+    "dream", "diffucoder", "dream_reasoner", "llada", "fast_dllm_v2", "stable_diffcoder", "sdar",
+    "sdar_moe", "llada2", "llada2_moe", "llada2_mini",
+)  # fmt: skip
 AVAILABLE_STRATEGIES: Final = ("multi_bd",)
+AVAILABLE_SAMPLING_MODES: Final = ("naive",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,8 @@ class Feature:
     """Values of one setting that need more than any machine has.
 
     `plain` are the values that always work; the first of them replaces a default that cannot be had. `ready`
-    says that the others are built, `need` what they need of the machine. `works_on_cpu` says that the CPU runs
-    them when the user writes them, never by default.
+    says that the others are built, `need` what they need of the machine. `works_on_cpu` says that the CPU
+    runs them when the user writes them, never by default.
     """
 
     name: str
@@ -56,17 +60,15 @@ FEATURES: Final = (
     Feature("distributed_backend", ("gloo",), ready=True, need="cuda"),
     Feature("attn_impl", ("naive",), need="cuda"),
     Feature("moe_gemm_impl", ("naive",), need="cuda"),
-    Feature("moe_dispatcher_backend", ("standard",)),
+    Feature("moe_dispatcher_backend", ("standard", "naive")),
     Feature("enable_full_static_runner", (False,), need="cuda"),
     Feature("enable_torch_compile", (False,), need="cuda"),
     Feature("enable_cudagraph_torch_compile", (False,), need="cuda"),
     Feature("enable_prefill_cudagraph", (False,), need="cuda"),
     Feature("enable_vectorized_sampler_compile", (False,), need="cuda"),
     Feature("enable_vllm_layers", (False,), need="vllm"),
-    Feature("kv_cache_layout", ("unified",)),
-    Feature("sampling_mode", ("naive",)),
+    Feature("sampling_mode", AVAILABLE_SAMPLING_MODES),
     Feature("enable_remasking", (False,)),
-    Feature("use_lora", (False,)),
 )
 
 _NEEDS: Final[dict[Need, str]] = {
@@ -82,13 +84,30 @@ def refuse_unavailable_model(draft: Draft) -> None:
     if draft.is_broken("model_name", "decoding_strategy"):
         return
     name, strategy = draft.values["model_name"], draft.values["decoding_strategy"]
-    built_in_strategy = strategy in AVAILABLE_STRATEGIES or strategy not in STRATEGY_DEFAULTS
-    if name in AVAILABLE_MODELS and built_in_strategy:
+    runs = strategy in AVAILABLE_STRATEGIES or strategy not in STRATEGY_DEFAULTS
+    if name in AVAILABLE_MODELS and runs:
         return
-    default = "" if "model_name" in draft.explicit else " (the default)"
+    model = f"model_name={name!r}" + ("" if "model_name" in draft.explicit else " (the default)")
+    modes = MODEL_DEFAULTS[name].sampling_modes
+    if not set(modes) & set(AVAILABLE_SAMPLING_MODES):
+        draft.refuse(
+            "sampling_mode",
+            f"{model} decodes with sampling_mode={' or '.join(map(repr, modes))}, which {_NOT_YET}; "
+            f"use model_name={' or '.join(map(repr, AVAILABLE_MODELS))}",
+        )
+        return
+    others = [one for one in MODEL_DEFAULTS[name].strategies if one in AVAILABLE_STRATEGIES]
+    if name in AVAILABLE_MODELS and others:
+        is_own = "decoding_strategy" not in draft.explicit
+        draft.refuse(
+            "decoding_strategy",
+            f"decoding_strategy={strategy!r}{f', the default of {model},' if is_own else f' with {model}'} "
+            f"{_NOT_YET}; write decoding_strategy={' or '.join(map(repr, others))}",
+        )
+        return
     draft.refuse(
         "model_name" if name not in AVAILABLE_MODELS else "decoding_strategy",
-        f"model_name={name!r}{default} with decoding_strategy={strategy!r} {_NOT_YET}; "
+        f"{model} with decoding_strategy={strategy!r} {_NOT_YET}; "
         f"use model_name={' or '.join(map(repr, AVAILABLE_MODELS))} "
         f"with decoding_strategy={' or '.join(map(repr, AVAILABLE_STRATEGIES))}",
     )

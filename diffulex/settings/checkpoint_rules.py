@@ -1,12 +1,16 @@
-"""What the checkpoint decides: mask id, longest sequence, head counts; and which device runs it."""
+"""What the checkpoint decides: mask id, block size, longest sequence; and rules on what it says."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
-from diffulex.settings.defaults import MODEL_DEFAULTS
+from diffulex.settings.decoding import DecodingSettings
+from diffulex.settings.defaults import MODEL_DEFAULTS, STRATEGY_DEFAULTS
+from diffulex.settings.rules import CANVAS_SIZE, SIZE_RULES, check_rules
+from diffulex.settings.spec import settings_of
 from diffulex.utils.checkpoint import CheckpointError, CheckpointFacts, read_checkpoint
+from diffulex.utils.special_ids import config_value, fallback_of
 
 if TYPE_CHECKING:
     from diffulex.settings.draft import Draft
@@ -15,21 +19,32 @@ __all__ = ["apply_checkpoint"]
 
 
 def apply_checkpoint(draft: Draft) -> CheckpointFacts | None:
-    """The facts of the checkpoint folder, None if unreadable; settings that depend on them are resolved."""
+    """The facts of the checkpoint folder, None if unreadable; settings that depend on them are resolved.
+
+    The rules about sizes are asked here, unless the unreadable folder would have decided a size.
+    """
+    facts = _read(draft)
+    if facts is not None:
+        if not draft.is_broken("mask_token_id", "model_name"):
+            _resolve_mask_id(draft, facts)
+        if not draft.is_broken("max_model_len", "max_num_batched_tokens"):
+            _clamp_length(draft, facts)
+        _check_heads(draft, facts)
+        _choose_block_size(draft, facts)
+    if facts is not None or draft.is_demand("block_size"):
+        check_rules(draft, SIZE_RULES)
+        _check_pool(draft)
+    return facts
+
+
+def _read(draft: Draft) -> CheckpointFacts | None:
     if draft.is_broken("model", "tokenizer_path"):
         return None
     try:
-        facts = read_checkpoint(draft.values["model"], draft.values["tokenizer_path"])
+        return read_checkpoint(draft.values["model"], draft.values["tokenizer_path"])
     except CheckpointError as error:
         draft.refuse("model", str(error))
         return None
-    if not draft.is_broken("mask_token_id", "model_name"):
-        _resolve_mask_id(draft, facts)
-    if not draft.is_broken("max_model_len", "max_num_batched_tokens"):
-        _clamp_length(draft, facts)
-    _check_heads(draft, facts)
-    _compare_block_size(draft, facts)
-    return facts
 
 
 def _resolve_mask_id(draft: Draft, facts: CheckpointFacts) -> None:
@@ -48,11 +63,17 @@ def _resolve_mask_id(draft: Draft, facts: CheckpointFacts) -> None:
         return
     if facts.mask_token_id is not None:
         draft.set("mask_token_id", facts.mask_token_id, f"checkpoint ({facts.mask_source})")
-    elif draft.values["mask_token_id"] >= facts.vocab_size:
+        if facts.mask_source.startswith("fallback") and facts.mask_token_id >= facts.tokenizer_size:
+            draft.note(
+                f"mask_token_id is {facts.mask_token_id}, the {facts.mask_source}, although the tokenizer of "
+                f"{facts.path} knows only {facts.tokenizer_size} ids; write mask_token_id if it is another"
+            )
+    else:
+        # The default is one family's id; another family has a word there.
         draft.refuse(
             "mask_token_id",
-            f"mask_token_id stands nowhere in {facts.path} (looked in {', '.join(facts.places_tried)}) "
-            f"and the default {draft.values['mask_token_id']} is no id of its {facts.vocab_size}; write it",
+            f"mask_token_id stands nowhere in {facts.path} with one of its {facts.vocab_size} ids "
+            f"(looked in {', '.join(facts.places_tried)}); write it",
         )
 
 
@@ -96,10 +117,49 @@ def _check_heads(draft: Draft, facts: CheckpointFacts) -> None:
         )
 
 
-def _compare_block_size(draft: Draft, facts: CheckpointFacts) -> None:
-    """A default block size that is not the one the checkpoint was trained with is worth a warning."""
-    trained, used = facts.config.get("block_size"), draft.values["block_size"]
-    if isinstance(trained, int) and trained != used and "block_size" not in draft.explicit:
+def _choose_block_size(draft: Draft, facts: CheckpointFacts) -> None:
+    """An unset block size becomes the one the checkpoint was trained with, and an unset page holds it."""
+    strategy = draft.values["decoding_strategy"]
+    row, trained, used = STRATEGY_DEFAULTS.get(strategy), facts.trained_block_size, draft.values["block_size"]
+    if trained is None or draft.is_broken("block_size", "model_name", "decoding_strategy"):
+        return
+    if row is not None and not row.takes_trained_block:
+        return
+    if draft.is_demand("block_size"):
+        if used != trained:
+            text = f"block_size={used} is used although {facts.path} was trained with {trained}"
+            draft.note(text, level=logging.INFO)
+        return
+    choices = settings_of(DecodingSettings)["block_size"].setting.choices
+    if draft.values["model_name"] != "diffusion_gemma":
+        choices = tuple(size for size in choices if size != CANVAS_SIZE)
+    if trained not in choices:
         draft.note(
-            f"block_size is {used} by default but {facts.path} was trained with {trained}; write one of them"
+            f"block_size is {used} by default since {facts.path} was trained with {trained}, which is none of "
+            f"{', '.join(map(str, choices))}; write one of them"
+        )
+        return
+    origin = f"checkpoint ({_block_source(facts)})"
+    draft.set("block_size", trained, origin)
+    if draft.values["page_size"] < trained and not draft.is_demand("page_size"):
+        draft.set("page_size", trained, f"raised to block_size, {origin}")
+
+
+def _block_source(facts: CheckpointFacts) -> str:
+    for key in ("block_size", "bd_size"):
+        if config_value(facts.config, key) is not None:
+            return f"config.json: {key}"
+    return f"fallback of {fallback_of(facts.config)[0]}"
+
+
+def _check_pool(draft: Draft) -> None:
+    """A written pool that cannot hold one request of full length is worth a warning."""
+    num_pages, length, page = (draft.values[name] for name in ("num_pages", "max_model_len", "page_size"))
+    if "num_pages" not in draft.explicit or draft.is_broken("num_pages", "max_model_len", "page_size"):
+        return
+    needed = -(-length // page)
+    if 0 < num_pages < needed:
+        draft.note(
+            f"num_pages={num_pages} cannot hold one request of max_model_len {length}, which takes {needed} "
+            f"pages of {page} tokens; longer requests than the pool holds are refused"
         )

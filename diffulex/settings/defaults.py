@@ -43,10 +43,14 @@ class ModelDefaults:
 
 @dataclass(frozen=True, slots=True)
 class StrategyDefaults:
-    """One decoding strategy: settings it fixes whatever the user writes, and sampling modes it works with."""
+    """One decoding strategy: settings it fixes whatever the user writes, and sampling modes it works with.
+
+    `takes_trained_block` says that an unset block_size becomes the block the checkpoint was trained with.
+    """
 
     forces: Mapping[str, object] = field(default_factory=dict)
     sampling_modes: tuple[str, ...] = ("naive",)
+    takes_trained_block: bool = False
 
 
 _D2F: Final = ("d2f", "multi_bd")
@@ -102,8 +106,12 @@ MODEL_DEFAULTS: Final[Mapping[str, ModelDefaults]] = {
 STRATEGY_DEFAULTS: Final[Mapping[str, StrategyDefaults]] = {
     # What d2f caches for a prompt position depends on the whole prompt, so beginnings cannot be shared.
     "d2f": StrategyDefaults({"multi_block_prefix_full": True, "enable_prefix_caching": False}),
-    "multi_bd": StrategyDefaults({"multi_block_prefix_full": False}, sampling_modes=_BOTH_MODES),
-    "dmax": StrategyDefaults({"multi_block_prefix_full": False}, sampling_modes=("edit",)),
+    "multi_bd": StrategyDefaults(
+        {"multi_block_prefix_full": False}, sampling_modes=_BOTH_MODES, takes_trained_block=True
+    ),
+    "dmax": StrategyDefaults(
+        {"multi_block_prefix_full": False}, sampling_modes=("edit",), takes_trained_block=True
+    ),
     "diffusion_gemma": StrategyDefaults(
         {"multi_block_prefix_full": False, "block_size": 256, "page_size": 256, "buffer_size": 1}
     ),

@@ -21,13 +21,21 @@ class Effect:
     """Settings that are read only while `holds`; `needs` says so in words.
 
     Another value than the default that the user wrote in vain is refused, or only noted in the log where a
-    person would change just the other setting from run to run (`refuse` False).
+    person would change just the other setting from run to run (`refuse` False; the help of these settings
+    says so). Where no setting helps, `reason` says why.
     """
 
     names: tuple[str, ...]
     needs: str
     holds: Callable[[Values], bool]
     refuse: bool = True
+    reason: str | None = None
+
+    def sentence(self, name: str, value: object) -> str:
+        """What is wrong with this value of the setting, and the next step."""
+        if self.reason is not None:
+            return f"{name}={value!r} has no effect: {self.reason}; leave {name} unset"
+        return f"{name}={value!r} has no effect without {self.needs}; set that or leave {name} unset"
 
 
 def _is(name: str, *wanted: object) -> Callable[[Values], bool]:
@@ -56,7 +64,7 @@ def _edits(values: Values) -> bool:
 
 EFFECTS: Final = (
     Effect(
-        ("max_post_edit_steps", "penalty_lambda", "edit_threshold", "token_stability_threshold"),
+        ("max_post_edit_steps", "penalty_lambda", "edit_threshold"),
         "sampling_mode='edit'",
         _edits,
     ),
@@ -95,7 +103,7 @@ EFFECTS: Final = (
     ),
     Effect(("overlap_store",), "buffer_size=1", _is("buffer_size", 1), refuse=False),
     Effect(
-        ("add_block_threshold", "semi_complete_threshold"),
+        ("add_block_threshold", "semi_complete_threshold", "token_stability_threshold"),
         "buffer_size above 1",
         lambda values: bool(values["buffer_size"] > 1),
         refuse=False,
@@ -116,7 +124,24 @@ EFFECTS: Final = (
         "a parallel size above 1",
         _many_ranks,
     ),
-    Effect(("shm_name",), "shared memory between ranks, which talk through pipes", lambda _: False),
+    Effect(
+        ("shm_name",),
+        "shared memory between ranks",
+        lambda _: False,
+        reason="ranks talk through pipes and not through shared memory",
+    ),
+    Effect(
+        ("skip_warmup",),
+        "a warm-up",
+        _strategy(),
+        reason="this version starts without a warm-up forward pass",
+    ),
+    Effect(
+        ("enforce_eager",),
+        "graphs or compilation",
+        _strategy(),
+        reason="this version runs without graphs and compilation",
+    ),
     Effect(
         ("device_start", "device_ids"),
         "device='cuda'",
@@ -133,7 +158,7 @@ EFFECTS: Final = (
 )
 
 # A value that a machine without anything runs with is not in vain: it says what happens.
-_PLAIN: Final = {feature.name: feature.plain for feature in FEATURES}
+_PLAIN: Final = {feature.name: feature.plain[:1] for feature in FEATURES}
 
 
 def check_effects(draft: Draft, effects: Sequence[Effect] = EFFECTS) -> None:
@@ -144,7 +169,7 @@ def check_effects(draft: Draft, effects: Sequence[Effect] = EFFECTS) -> None:
             continue
         for name in in_vain:
             value = draft.values[name]
-            text = f"{name}={value!r} has no effect without {effect.needs}; set that or leave {name} unset"
+            text = effect.sentence(name, value)
             if effect.refuse:
                 draft.refuse(name, text)
             else:

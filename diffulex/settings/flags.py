@@ -13,7 +13,7 @@ from diffulex.settings.yaml_files import parse_scalar
 from diffulex.utils.registry import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 __all__ = ["FlagParser", "add_flags", "flag_layer"]
 
@@ -37,14 +37,19 @@ class FlagParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}; --help lists all flags\n")
 
 
-def add_flags(parser: argparse.ArgumentParser, section_types: Sequence[type], section: str) -> None:
-    """Adds one flag for every setting of the sections, in a group called `section`.
+def add_flags(
+    parser: argparse.ArgumentParser,
+    section_types: Sequence[type],
+    section: str,
+    only: Collection[str] | None = None,
+) -> None:
+    """Adds one flag for every setting of the sections, or for those in `only`, in a group called `section`.
 
     ``--block-size 16`` sets a value, ``--enable-x`` and ``--no-enable-x`` set a boolean. Bounds and choices
     are checked later with those of the configuration files, so that all faults are reported at once.
     """
     group = parser.add_argument_group(f"{section} settings")
-    infos = settings_of(*section_types)
+    infos = {name: info for name, info in settings_of(*section_types).items() if only is None or name in only}
     for info in infos.values():
         if info.setting.flag:
             _add_flag(group, info, section)

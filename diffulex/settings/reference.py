@@ -15,12 +15,18 @@ def model_table() -> str:
     rows = []
     for name, family in MODEL_DEFAULTS.items():
         others = [one for one in family.strategies if one != family.default_strategy]
-        runs = "yes" if name in AVAILABLE_MODELS else "not yet"
+        ready = [one for one in family.strategies if one in AVAILABLE_STRATEGIES]
+        runs = _code(*ready) if name in AVAILABLE_MODELS else ""
         rows.append(
-            (_code(name), _code(family.default_strategy, *others), _code(*family.sampling_modes), runs)
+            (
+                _code(name),
+                _code(family.default_strategy, *others),
+                _code(*family.sampling_modes),
+                runs or "not yet",
+            )
         )
     return markdown_table(
-        ("Model", "Strategies, default first", "Sampling modes", "Runs in this version"), rows
+        ("Model", "Strategies, default first", "Sampling modes", "Run in this version"), rows
     )
 
 

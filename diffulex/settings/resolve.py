@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from diffulex.settings.aliases import renamed_value
+from diffulex.settings.aliases import disagreement, renamed_value
 from diffulex.settings.availability import apply_features, choose_device, refuse_unavailable_model
 from diffulex.settings.defaults import MODEL_DEFAULTS, STRATEGY_DEFAULTS, registered_strategies
+from diffulex.settings.draft import CLASS_DEFAULT
 from diffulex.settings.effects import check_effects
-from diffulex.settings.rules import check_rules
+from diffulex.settings.rules import RULES, Rule, check_rules
 from diffulex.settings.spec import SettingInfo, check_value, unknown_name
 from diffulex.settings.thresholds import DecodingThresholds
 from diffulex.utils.registry import did_you_mean
@@ -23,10 +24,15 @@ __all__ = ["THRESHOLD_NAMES", "apply_machine", "resolve_settings"]
 THRESHOLD_NAMES = tuple(one.name for one in fields(DecodingThresholds))
 
 
-def resolve_settings(draft: Draft, infos: Mapping[str, SettingInfo]) -> None:
-    """Bring the draft to the values that hold, as far as neither checkpoint nor machine decides.
+# Words that origins begin with, lowest precedence first; keywords of a program are above all of them.
+_LEVELS = (CLASS_DEFAULT, "task", "yaml", "--set", "flag")
 
-    Every broken rule is recorded; a value that was refused is replaced by its default for the rules after it.
+
+def resolve_settings(draft: Draft, infos: Mapping[str, SettingInfo], rules: Sequence[Rule] = RULES) -> None:
+    """Bring the draft to the values that hold, as far as neither checkpoint, version nor machine decides.
+
+    `rules` are those across settings that are asked here; a caller that goes on to read a checkpoint leaves
+    out those about sizes that it decides. Every broken rule is recorded; a value that was refused is replaced by its default for the rules after it.
     """
     _fold_thresholds(draft)
     _check_values(draft, infos)
@@ -34,19 +40,22 @@ def resolve_settings(draft: Draft, infos: Mapping[str, SettingInfo]) -> None:
     _apply_model_defaults(draft)
     _apply_forced_values(draft)
     _check_family(draft)
-    check_rules(draft)
-    refuse_unavailable_model(draft)
+    check_rules(draft, rules)
 
 
 def apply_machine(draft: Draft) -> None:
     """Bring the draft to what this machine and this version can do, and refuse what is written in vain."""
+    refuse_unavailable_model(draft)
     choose_device(draft)
     apply_features(draft)
     check_effects(draft)
 
 
 def _fold_thresholds(draft: Draft) -> None:
-    """Thresholds of `decoding_thresholds` become flat settings unless a flat one is written beside it."""
+    """Thresholds of `decoding_thresholds` become flat settings.
+
+    A flat one of another value beside it is refused, unless one of the two has the higher precedence.
+    """
     name = "decoding_thresholds"
     given = draft.values[name]
     if name in draft.explicit and isinstance(given, Mapping | DecodingThresholds):
@@ -59,12 +68,19 @@ def _fold_thresholds(draft: Draft) -> None:
         for key, value in written.items():
             if key not in THRESHOLD_NAMES:
                 draft.refuse(name, f"{name}: {unknown_name(str(key), THRESHOLD_NAMES)}")
-            elif key not in draft.explicit:
+            elif key not in draft.explicit or _level(draft, key) < _level(draft, name):
                 draft.set(key, value, draft.origins[name])
                 draft.explicit.add(key)
+            elif draft.values[key] != value and _level(draft, key) == _level(draft, name):
+                draft.refuse(key, disagreement(key, draft.values[key], f"{name}.{key}", value))
     elif name in draft.explicit and given is not None:
         draft.refuse(name, f"{name} must be a mapping or DecodingThresholds, got {given!r}")
     draft.values[name] = draft.defaults[name]
+
+
+def _level(draft: Draft, name: str) -> int:
+    word = draft.origins[name].partition(" ")[0]
+    return _LEVELS.index(word) if word in _LEVELS else len(_LEVELS)
 
 
 def _check_values(draft: Draft, infos: Mapping[str, SettingInfo]) -> None:

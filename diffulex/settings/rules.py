@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from diffulex.settings.draft import Draft, Values
 
-__all__ = ["RULES", "Rule", "check_rules"]
+__all__ = ["CANVAS_SIZE", "FIRST_RULES", "RULES", "SIZE_RULES", "Rule", "check_rules"]
+
+# The one block size beyond 32; only a model that denoises canvases has blocks of it.
+CANVAS_SIZE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,9 @@ def _block_fits_page(values: Values) -> str | None:
 
 def _canvas_size_only_for_canvases(name: str) -> Callable[[Values], str | None]:
     def broken(values: Values) -> str | None:
-        if values[name] != 256 or values["model_name"] == "diffusion_gemma":
+        if values[name] != CANVAS_SIZE or values["model_name"] == "diffusion_gemma":
             return None
-        return f"{name} must be one of 4, 8, 16, 32 unless model_name is diffusion_gemma, got 256"
+        return f"{name} must be one of 4, 8, 16, 32 unless model_name is diffusion_gemma, got {CANVAS_SIZE}"
 
     return broken
 
@@ -89,22 +92,26 @@ def _devices_differ(values: Values) -> str | None:
     return f"device_ids must name each device once, got {list(ids)}"
 
 
-RULES: Final = (
+FIRST_RULES: Final = (
     Rule(("model",), _model_given),
     Rule(("block_size", "model_name"), _canvas_size_only_for_canvases("block_size")),
     Rule(("page_size", "model_name"), _canvas_size_only_for_canvases("page_size")),
-    Rule(("block_size", "page_size"), _block_fits_page),
     Rule(("num_pages",), _pages_positive),
-    Rule(("max_num_batched_tokens", "block_size", "buffer_size", "max_model_len"), _budget_holds_window),
     Rule(("buffer_size", "decoding_strategy"), _dual_cache_buffer),
     Rule(("lora_path", "use_lora"), _lora_has_path),
     Rule(("diffusion_gemma_t_min", "diffusion_gemma_t_max"), _temperatures_in_order),
     Rule(("device_ids",), _devices_differ),
 )
+# Rules about sizes that a checkpoint may decide.
+SIZE_RULES: Final = (
+    Rule(("block_size", "page_size"), _block_fits_page),
+    Rule(("max_num_batched_tokens", "block_size", "buffer_size", "max_model_len"), _budget_holds_window),
+)
+RULES: Final = (*FIRST_RULES, *SIZE_RULES)
 
 
-def check_rules(draft: Draft) -> None:
+def check_rules(draft: Draft, rules: Sequence[Rule]) -> None:
     """Record every rule that the values break."""
-    for rule in RULES:
+    for rule in rules:
         if not draft.is_broken(*rule.names) and (text := rule.broken(draft.values)) is not None:
             draft.refuse(rule.names[0], text)

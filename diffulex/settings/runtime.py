@@ -25,7 +25,9 @@ class RuntimeSettings:
     attn_impl: str = setting(
         "triton_grouped", help="Attention backend.", choices=("triton_grouped", "triton", "naive")
     )
-    enforce_eager: bool = setting(False, help="Run without graphs and compilation.")
+    enforce_eager: bool = setting(
+        False, help="Run without graphs and compilation; this version has none, so True is refused."
+    )
     enable_full_static_runner: bool = setting(True, help="Replay whole steps from CUDA graphs.")
     enable_torch_compile: bool = setting(True, help="Compile the model where that is safe.")
     torch_compile_mode: str = setting(
@@ -39,7 +41,9 @@ class RuntimeSettings:
         0, help="Most tokens of a captured prefill step; 0 finds it out.", low=0
     )
     enable_vllm_layers: bool = setting(True, help="Take common layers from vLLM when it is installed.")
-    skip_warmup: bool = setting(False, help="Start without a warm-up forward pass.")
+    skip_warmup: bool = setting(
+        False, help="Start without a warm-up forward pass; this version has none, so True is refused."
+    )
     profiler_config: Mapping[str, object] | None = setting(
         None, help="Profiler options as a mapping (activities, schedule, ...); null profiles nothing."
     )

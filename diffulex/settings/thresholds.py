@@ -6,6 +6,8 @@ from diffulex.settings.spec import setting
 
 __all__ = ["DecodingThresholds", "ThresholdSettings"]
 
+_ONE_BLOCK = "no effect with buffer_size 1; noted, not refused, so that sweeps over buffer_size work"
+
 
 @dataclass(frozen=True)
 class DecodingThresholds:
@@ -13,15 +15,24 @@ class DecodingThresholds:
 
     add_block_threshold: float = setting(
         0.1,
-        help="Filled share of the last block from which the next one opens (buffer_size above 1).",
+        help=f"Filled share of the last block from which the next one opens; {_ONE_BLOCK}.",
         low=0,
         high=1,
     )
     semi_complete_threshold: float = setting(
-        0.9, help="Filled share of a block from which the block behind may be forced to fill.", low=0, high=1
+        0.9,
+        help=f"Filled share of a block from which the block behind may be forced to fill; {_ONE_BLOCK}.",
+        low=0,
+        high=1,
     )
     accept_threshold: float = setting(
-        0.9, help="A masked position takes its token when the probability is above this.", low=0, high=1
+        0.9,
+        help="A masked position takes its token, drawn or most probable, when the token's probability is above "
+        "this; another stays masked unless it is the one the block is forced to fill. The probability is that "
+        "of the softmax over the whole vocabulary at temperature 1, before top_p and top_k, in float32; of "
+        "equal logits the lowest id counts as the most probable.",
+        low=0,
+        high=1,
     )
     edit_threshold: float = setting(
         0.0,
@@ -33,7 +44,12 @@ class DecodingThresholds:
         0.4, help="enable_remasking: a filled position below this probability is masked again.", low=0, high=1
     )
     token_stability_threshold: float = setting(
-        0.0, help="edit: share of unchanged tokens a block needs before the next one opens.", low=0, high=1
+        0.0,
+        help="Share of its tokens that the last sampling of a block must have confirmed before the next one "
+        f"opens; a naive sampler confirms a block when it is complete, so any value above 0 waits for that; "
+        f"{_ONE_BLOCK}.",
+        low=0,
+        high=1,
     )
 
 
@@ -46,6 +62,6 @@ class ThresholdSettings(DecodingThresholds):
 
     decoding_thresholds: DecodingThresholds = setting(  # noqa: RUF009 - `setting` makes a field, like `field`
         _DEFAULTS,
-        help="All thresholds in one object or mapping; a flat threshold written beside it wins.",
+        help="All thresholds in one object or mapping; a flat threshold beside it must not disagree.",
         flag=False,
     )

@@ -6,16 +6,16 @@ the same facts. Nothing here imports torch until a tensor is asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffulex.utils.special_ids import (
-    FALLBACKS,
     TokenizerFacts,
     as_token_id,
     choose_mask_id,
     config_value,
+    fallback_of,
     read_tokenizer_files,
 )
 from diffulex.utils.weight_files import (
@@ -38,6 +38,7 @@ __all__ = [
     "TensorHeader",
     "iter_weights",
     "read_checkpoint",
+    "read_facts",
     "weight_headers",
 ]
 
@@ -90,6 +91,16 @@ def read_checkpoint(model_dir: str | Path, tokenizer_dir: str | Path | None = No
     Raises:
         CheckpointError: the folder, its config.json, a tokenizer or the weights are missing or damaged.
     """
+    facts = read_facts(model_dir, tokenizer_dir)
+    return replace(facts, weight_files=find_weight_files(facts.path))
+
+
+def read_facts(model_dir: str | Path, tokenizer_dir: str | Path | None = None) -> CheckpointFacts:
+    """What `read_checkpoint` reads, without looking for weights: `weight_files` is empty.
+
+    Raises:
+        CheckpointError: the folder, its config.json or a tokenizer is missing or damaged.
+    """
     folder = _existing_folder(model_dir, "model")
     tokenizer_folder = folder if tokenizer_dir is None else _existing_folder(tokenizer_dir, "tokenizer_path")
     if not (folder / "config.json").is_file():
@@ -98,7 +109,8 @@ def read_checkpoint(model_dir: str | Path, tokenizer_dir: str | Path | None = No
     generation_path = folder / "generation_config.json"
     generation_config = read_json(generation_path) if generation_path.is_file() else {}
     tokenizer = read_tokenizer_files(tokenizer_folder)
-    vocab_size = _positive(config, folder, "vocab_size")
+    # LLaDA's embedding may have more rows than its vocabulary.
+    vocab_size = _positive(config, folder, "embedding_size", "vocab_size")
     if vocab_size is None:
         raise CheckpointError(f"{folder / 'config.json'} states no vocab_size; restore the file")
     mask = choose_mask_id(config, tokenizer, vocab_size)
@@ -117,7 +129,7 @@ def read_checkpoint(model_dir: str | Path, tokenizer_dir: str | Path | None = No
         eos_token_ids=_eos_ids(tokenizer, config, generation_config, vocab_size),
         bos_token_id=_role_id("bos_token", tokenizer, config),
         pad_token_id=_role_id("pad_token", tokenizer, config),
-        weight_files=find_weight_files(folder),
+        weight_files=(),
         torch_dtype=_dtype_name(config),
         places_tried=mask.places_tried,
     )
@@ -165,9 +177,8 @@ def _positive(config: Mapping[str, Any], folder: Path, *keys: str) -> int | None
 
 
 def _trained_block_size(config: Mapping[str, Any], folder: Path) -> int | None:
-    fallback = FALLBACKS.get(str(config.get("model_type")))
-    stated = _positive(config, folder, "block_size")
-    return fallback.block_size if stated is None and fallback else stated
+    stated = _positive(config, folder, "block_size", "bd_size")
+    return fallback_of(config)[1].block_size if stated is None else stated
 
 
 def _eos_ids(

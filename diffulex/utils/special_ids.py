@@ -16,17 +16,40 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model
 
 @dataclass(frozen=True, slots=True)
 class FamilyFallback:
-    """What to assume of a checkpoint whose files state neither key."""
+    """What is known of a family whose files state less.
 
-    mask_token_id: int
-    block_size: int
+    `mask_token` is the text of a mask token that has no role in the tokenizer's files, `mask_token_id` the id
+    of the published checkpoints, used when no file helps.
+    """
+
+    mask_token: str | None = None
+    mask_token_id: int | None = None
+    block_size: int | None = None
 
 
-# By model_type. Some published SDAR folders have a config.json without mask_token_id and block_size.
+# By architecture or model_type, the former first. Some published SDAR folders state neither mask nor block;
+# Dream and DreamReasoner share a model_type and have different ids; Stable-DiffCoder's model_type is "llama".
 FALLBACKS: Mapping[str, FamilyFallback] = {
     "sdar": FamilyFallback(mask_token_id=151669, block_size=4),
     "sdar_moe": FamilyFallback(mask_token_id=151669, block_size=4),
+    "DreamModel": FamilyFallback(mask_token_id=151666),
+    "DreamForCausalLM": FamilyFallback(mask_token_id=151669, block_size=32),
+    "Fast_dLLM_Qwen": FamilyFallback(mask_token="|<MASK>|", mask_token_id=151665, block_size=32),
+    "llada": FamilyFallback(mask_token="<|mdm_mask|>"),
+    "LLaDA2MoeModelLM": FamilyFallback(mask_token="<|mask|>", mask_token_id=156895, block_size=32),
+    "llada2_moe": FamilyFallback(mask_token="<|mask|>", mask_token_id=156895, block_size=32),
+    "StableDiffcoderForCausalLM": FamilyFallback(block_size=4),
 }
+
+
+def fallback_of(config: Mapping[str, Any]) -> tuple[str, FamilyFallback]:
+    """What `config` calls its family, in words, and what is known of it; nothing of an unknown family."""
+    architectures = config.get("architectures")
+    for name in architectures if isinstance(architectures, list) else ():
+        if name in FALLBACKS:
+            return f"architecture {name}", FALLBACKS[name]
+    model_type = str(config.get("model_type"))
+    return f"model_type {model_type}", FALLBACKS.get(model_type, FamilyFallback())
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +91,14 @@ def read_tokenizer_files(folder: Path) -> TokenizerFacts:
         )
     config = _read_optional(folder / "tokenizer_config.json")
     ids: dict[str, int] = {}
-    for pairs in (_vocab_ids(folder), _added_ids(folder, config)):
-        ids.update(pairs)
+    try:
+        for pairs in (_vocab_ids(folder), _added_ids(folder, config)):
+            ids.update(pairs)
+        size = max(ids.values(), default=-1) + 1
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"the vocabulary in {folder} does not have the form of a tokenizer's files; restore them"
+        ) from error
     maps = {
         "special_tokens_map.json": _read_optional(folder / "special_tokens_map.json"),
         "tokenizer_config.json": config,
@@ -80,7 +109,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFacts:
         )
         for role in ("mask_token", "eos_token", "bos_token", "pad_token")
     }
-    return TokenizerFacts(folder=folder, ids=ids, special=special, size=max(ids.values(), default=-1) + 1)
+    return TokenizerFacts(folder=folder, ids=ids, special=special, size=size)
 
 
 def choose_mask_id(config: Mapping[str, Any], tokenizer: TokenizerFacts, vocab_size: int) -> MaskChoice:
@@ -131,9 +160,11 @@ def _mask_candidates(
             )
         else:
             yield None, source, "absent"
-    model_type = str(config.get("model_type"))
-    fallback = FALLBACKS.get(model_type)
-    yield fallback.mask_token_id if fallback else None, f"fallback of model_type {model_type}", "none"
+    family, fallback = fallback_of(config)
+    if fallback.mask_token is not None:
+        known = tokenizer.ids.get(fallback.mask_token)
+        yield known, f"tokenizer: {fallback.mask_token!r} of {family}", "not in the tokenizer's vocabulary"
+    yield fallback.mask_token_id, f"fallback of {family}", "none"
 
 
 def _vocab_ids(folder: Path) -> Iterator[tuple[str, int]]:

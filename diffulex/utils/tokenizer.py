@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffulex.logger import get_logger
+from diffulex.utils.weight_files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 _REPLACEMENT = "\ufffd"
+# Classes that come as code with a checkpoint and read vocab.json and merges.txt exactly as Qwen2's does.
+_COPIES_OF_QWEN2 = frozenset({"DreamTokenizer"})
 
 
 class TokenizerError(ValueError):
@@ -162,14 +165,27 @@ def load_tokenizer(
             folder, config=PreTrainedConfig(), trust_remote_code=trust_remote_code, local_files_only=True
         )
     except (ValueError, OSError, KeyError, ImportError, AttributeError) as error:
-        if not (folder / "tokenizer.json").is_file():
+        if _is_copy_of_qwen2(folder):
+            from transformers import Qwen2Tokenizer
+
+            backend = Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
+        elif not (folder / "tokenizer.json").is_file():
             raise TokenizerError(
                 f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}; add a tokenizer.json, or "
                 "set trust_remote_code to run the code that comes with the checkpoint, if you trust it"
             ) from error
-        logger.info("%s: reading tokenizer.json directly, since %s", folder, _first_line(error))
-        backend = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        else:
+            logger.info("%s: reading tokenizer.json directly, since %s", folder, _first_line(error))
+            backend = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     return Tokenizer(backend, folder, max(len(backend), _highest_id(backend) + 1))
+
+
+def _is_copy_of_qwen2(folder: Path) -> bool:
+    """The folder has Qwen2's vocabulary files, no tokenizer.json, and names a class known to be a copy."""
+    if (folder / "tokenizer.json").is_file() or not (folder / "merges.txt").is_file():
+        return False
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and read_json(config).get("tokenizer_class") in _COPIES_OF_QWEN2
 
 
 def _highest_id(backend: Any) -> int:

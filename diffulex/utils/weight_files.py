@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+#: Types of tensors, as file headers call them, that weights are read from.
+FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _LENGTH_BYTES = 8
 # A header beyond this size is no header: the safetensors format itself stops there (bytes).
 _MAX_HEADER_BYTES = 100_000_000
@@ -101,7 +103,7 @@ def read_headers(files: Sequence[Path]) -> dict[str, TensorHeader]:
     """
     headers: dict[str, TensorHeader] = {}
     for file in files:
-        for name, header in _read_header(file).items():
+        for name, header in read_header(file).items():
             if name in headers:
                 raise CheckpointError(
                     f"{name} is in both {headers[name].file.name} and {file.name} of {file.parent}; keep one"
@@ -123,13 +125,14 @@ def iter_tensors(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
     from safetensors import safe_open
 
     for file in files:
-        names = _read_header(file)  # a truncated file is named before its tensors are touched
+        names = read_header(file)  # a truncated file is named before its tensors are touched
         with safe_open(file, framework="pt", device="cpu") as opened:
             for name in names:
                 yield name, opened.get_tensor(name)
 
 
-def _read_header(file: Path) -> dict[str, TensorHeader]:
+def read_header(file: Path) -> dict[str, TensorHeader]:
+    """Every tensor of one file by name; a truncated or foreign file is a `CheckpointError`."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(_LENGTH_BYTES)

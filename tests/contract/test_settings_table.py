@@ -279,6 +279,14 @@ def test_reading_settings_loads_neither_torch_nor_transformers(statement: str) -
     assert done.returncode == 0, done.stderr
 
 
+def test_naming_the_engine_loads_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from diffulex import Diffulex, SamplingParams; Diffulex.__name__; "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 def test_flags_load_no_omegaconf() -> None:
     code = "import sys, diffulex.settings.flags, diffulex.config; assert 'omegaconf' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

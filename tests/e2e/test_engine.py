@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -133,6 +135,16 @@ def test_times_of_an_output_follow_one_another(engine: Diffulex) -> None:
         assert output.finish_time > output.arrival_time
 
 
+def test_the_time_of_the_first_token_is_not_that_of_a_prefill(engine: Diffulex) -> None:
+    engine.scheduler.max_num_batched_tokens = 16
+    req_id = engine.add_request(PROMPTS[1], greedy())
+    for _ in range(2):
+        engine.step()
+    engine.abort_request(req_id)
+    (output,) = engine.step().finished
+    assert (output.nfe.prefill, output.nfe.total, output.first_token_time) == (2, 2, None)
+
+
 def test_the_progress_bar_goes_to_stderr(
     engine: Diffulex, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,13 +238,14 @@ def test_an_abort_ends_a_request_once_and_the_next_step_reports_it(engine: Diffu
 def test_an_abort_of_the_last_request_is_reported_by_an_empty_step(engine: Diffulex) -> None:
     req_id = engine.add_request(PROMPTS[1], greedy())
     assert engine.abort_request(req_id) is True
-    assert engine.is_finished()
+    assert not engine.is_finished()
     assert [one.req_id for one in engine.step().finished] == [req_id]
     assert engine.step().finished == ()
 
 
 def test_requests_of_others_run_along_and_stay_out_of_the_outputs(engine: Diffulex) -> None:
     wanted = run_all_of(engine, PROMPTS[:3])
+    quick = engine.add_request(PROMPTS[5], greedy(max_nfe=1))  # ends while the others run
     foreign = engine.add_request(PROMPTS[4], greedy(100, ignore_eos=True))
     outputs = engine.generate(PROMPTS[:3], greedy()).trajectories
     assert [essence(one) for one in outputs] == wanted
@@ -240,7 +253,8 @@ def test_requests_of_others_run_along_and_stay_out_of_the_outputs(engine: Difful
     finished: list[RequestOutput] = []
     while not engine.is_finished():
         finished += engine.step().finished
-    assert [(one.req_id, one.num_output_tokens) for one in finished] == [(foreign, 95)]
+    assert [one.req_id for one in finished] == [quick, foreign]
+    assert finished[1].num_output_tokens == 95
 
 
 # Life ----------------------------------------------------------------------------------------------------
@@ -265,9 +279,9 @@ def test_two_engines_of_one_process_do_not_disturb_each_other(net: Path, tmp_pat
 
 def test_exit_may_be_called_twice_and_the_context_manager_calls_it(net: Path) -> None:
     with make_engine(net) as engine:
-        layer = engine.runner.model.attention_layers()[0]
-        assert layer.k_cache is not None
-    assert (layer.k_cache, layer.v_cache) == (None, None)
+        model = weakref.ref(engine.runner.model)
+    gc.collect()
+    assert model() is None
     engine.exit()
     engine.exit()
 

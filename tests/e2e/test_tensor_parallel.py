@@ -1,4 +1,4 @@
-"""Two ranks on the CPU (gloo): the same tokens as one rank, and an orderly end whatever happens to a worker."""
+"""Two ranks on the CPU (gloo): the tokens of one rank, and an orderly end whatever happens to a worker."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DENSE = DATA / "sdar" / "dense_b4_headdim"
+MOE = DATA / "sdar_moe" / "moe_norm_true"
 PROMPTS = [[94, 12, 32, 40, 107, 104, 6, 119, 113], [1, 2, 3], [7] * 30]
 
 
-def generate(folder: Path, size: int, **settings: object) -> list[list[int]]:
+def generate(folder: Path, size: int, model_name: str = "sdar", **settings: object) -> list[list[int]]:
     with Diffulex(
-        str(folder), model_name="sdar", block_size=8, page_size=8, tensor_parallel_size=size, **settings
+        str(folder), model_name=model_name, block_size=8, page_size=8, tensor_parallel_size=size, **settings
     ) as llm:
         params = SamplingParams(0.0, 24, ignore_eos=True)
         return [output.token_ids for output in llm.generate(PROMPTS, params).trajectories]
@@ -41,9 +42,18 @@ def children() -> list[int]:
     return [child.pid for child in multiprocessing.active_children() if child.pid is not None]
 
 
+def step_to_the_end(llm: Diffulex) -> None:
+    while not llm.is_finished():
+        llm.step()
+
+
 def test_two_ranks_decode_the_same_tokens_as_one_and_leave_no_process_behind() -> None:
     assert generate(DENSE, 2) == generate(DENSE, 1)
     assert children() == []
+
+
+def test_two_ranks_that_share_every_expert_decode_the_same_tokens_as_one() -> None:
+    assert generate(MOE, 2, "sdar_moe") == generate(MOE, 1, "sdar_moe")
 
 
 @pytest.mark.long
@@ -91,17 +101,14 @@ def test_b36_one_device_needs_no_second_rank_by_default() -> None:
 
 
 def test_a_killed_worker_ends_the_run_within_seconds_with_its_rank() -> None:
-    with Diffulex(
-        str(DENSE), model_name="sdar", block_size=8, page_size=8, tensor_parallel_size=2
-    ) as llm:
+    with Diffulex(str(DENSE), model_name="sdar", block_size=8, page_size=8, tensor_parallel_size=2) as llm:
         llm.add_request(PROMPTS[0], SamplingParams(0.0, 200, ignore_eos=True))
         llm.step()
         (worker,) = children()
         os.kill(worker, signal.SIGKILL)
         start = time.monotonic()
         with pytest.raises(WorkerError, match="rank 1"):
-            while not llm.is_finished():
-                llm.step()
+            step_to_the_end(llm)
         assert time.monotonic() - start < 60
     assert children() == []
 

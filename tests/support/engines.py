@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-
 from diffulex.config import Config
 from diffulex.engine.kv_cache_manager import AutoKVCacheManager, MultiBlockKVCacheManagerTemplate
 from diffulex.engine.model_runner import AutoModelRunner, MultiBlockModelRunnerTemplate
@@ -20,12 +19,17 @@ from diffulex.strategy.multi_bd.attention.metadata import SLOT
 from tests.support.hash_model import HashModel
 
 if TYPE_CHECKING:
-    import torch
     from collections.abc import Sequence
+
+    import torch
 
     from diffulex.engine.page_pool import PagePool
     from diffulex.engine.plan import StepPlan
     from diffulex.engine.rules import DecodeRules
+
+
+#: More than any test needs; a loop that never ends fails instead of filling the memory.
+MAX_STEPS = 10_000
 
 
 class TableModel:
@@ -123,6 +127,8 @@ class Harness:
         return req
 
     def step(self) -> list[MultiBlockReqTemplate]:
+        if len(self.plans) >= MAX_STEPS:
+            raise AssertionError(f"{len(self.requests)} requests did not end within {MAX_STEPS} steps")
         plan = self.scheduler.schedule()
         self.plans.append(plan)
         if not plan.spans:

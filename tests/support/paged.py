@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from diffulex.attention.cache_layout import UnifiedLayout
 from diffulex.attention.metadata import AttnMetaDataBase, set_fetch_fn_for_attn_metadata
 from diffulex.model.loader import load_model
+from diffulex.utils.adapter_files import read_adapter
 from diffulex.utils.checkpoint import read_checkpoint
 
 if TYPE_CHECKING:
@@ -18,16 +20,24 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from diffulex.attention.cache_layout import CacheLayout
     from diffulex.model.decoder import DiffusionLM
 
 
-def load(folder: Path, model_name: str = "sdar", dtype: torch.dtype = torch.float32) -> DiffusionLM:
-    """The model in `folder`, on the CPU."""
+def load(
+    folder: Path,
+    model_name: str = "sdar",
+    dtype: torch.dtype = torch.float32,
+    adapter: Path | None = None,
+    merge: bool = False,
+) -> DiffusionLM:
+    """The model in `folder`, on the CPU, with the adapter in `adapter` beside its weights or merged."""
     facts = read_checkpoint(folder)
     settings: Any = SimpleNamespace(
         model_name=model_name, checkpoint=facts, mask_token_id=facts.mask_token_id or 0
     )
-    return load_model(settings, torch.device("cpu"), dtype)
+    found = None if adapter is None else read_adapter(adapter)
+    return load_model(settings, torch.device("cpu"), dtype, adapter=found, merge_adapter=merge)
 
 
 @dataclass
@@ -45,15 +55,26 @@ class Part:
 class PagedRun:
     """A page pool for one model: pages are given to requests in a shuffled order, unwritten slots are NaN."""
 
-    def __init__(self, model: DiffusionLM, page_size: int = 4, num_pages: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: DiffusionLM,
+        page_size: int = 4,
+        num_pages: int = 0,
+        seed: int = 0,
+        layout: CacheLayout | None = None,
+    ) -> None:
         self.model = model
         self.page_size = page_size
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed)).tolist()
         self.tables: dict[int, list[int]] = {}
+        layout = layout or UnifiedLayout()
         for layer in model.attention_layers():
-            size = (num_pages, page_size, *layer.kv_shape)
-            layer.k_cache = torch.full(size, torch.nan, dtype=model.dtype) if num_pages else None
-            layer.v_cache = torch.full(size, torch.nan, dtype=model.dtype) if num_pages else None
+            layer.k_cache = layer.v_cache = None
+            if num_pages:
+                caches = layout.allocate(
+                    num_pages, page_size, layer.kv_shape, model.dtype, torch.device("cpu")
+                )
+                layer.k_cache, layer.v_cache = (cache.fill_(torch.nan) for cache in caches)
 
     @torch.inference_mode()
     def logits(self, parts: Sequence[Part], attn_impl: str = "naive") -> list[Tensor]:

@@ -425,19 +425,77 @@ class TestFamilies:
         assert make_config(checkpoint).decoding_strategy == "multi_bd"
 
     def test_a_family_and_strategy_of_later_versions_are_refused_in_one_sentence(
-        self, checkpoint: Path
+        self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("diffulex.settings.availability.AVAILABLE_MODELS", ("sdar",))
         problems = refused(checkpoint, model_name="llada", decoding_strategy="d2f", tensor_parallel_size=1)
         assert problems == (
             "model_name='llada' with decoding_strategy='d2f' is not available yet in this version; "
             "use model_name='sdar' with decoding_strategy='multi_bd'",
         )
 
-    def test_the_default_family_is_refused_by_name(self, checkpoint: Path) -> None:
-        with pytest.raises(
-            ConfigError, match=r"model_name='dream' \(the default\) with decoding_strategy='d2f'"
-        ):
-            Config(model=str(checkpoint))
+    def test_a_strategy_of_later_versions_is_refused_with_those_that_the_family_runs(
+        self, checkpoint: Path
+    ) -> None:
+        assert refused(checkpoint, model_name="llada", decoding_strategy="d2f") == (
+            "decoding_strategy='d2f' with model_name='llada' is not available yet in this version; "
+            "write decoding_strategy='multi_bd'",
+        )
+
+    @pytest.mark.parametrize(
+        ("given", "family"),
+        [({}, "'dream' (the default)"), ({"model_name": "diffucoder"}, "'diffucoder'")],
+    )
+    def test_the_familys_own_strategy_is_refused_with_the_one_to_write(
+        self, checkpoint: Path, given: dict[str, str], family: str
+    ) -> None:
+        with pytest.raises(ConfigError) as caught:
+            Config(model=str(checkpoint), **given)
+        assert caught.value.problems == (
+            f"decoding_strategy='d2f', the default of model_name={family}, is not available yet in this "
+            "version; write decoding_strategy='multi_bd'",
+        )
+
+    @pytest.mark.parametrize(
+        "model_name",
+        ["dream", "diffucoder", "dream_reasoner", "llada", "fast_dllm_v2", "stable_diffcoder"],
+    )
+    def test_the_dense_families_run_multi_bd_when_it_is_written(
+        self, checkpoint: Path, model_name: str
+    ) -> None:
+        config = make_config(checkpoint, model_name=model_name, decoding_strategy="multi_bd")
+        assert (config.decoding_strategy, config.multi_block_prefix_full) == ("multi_bd", False)
+        assert config.enable_prefix_caching
+
+    @pytest.mark.parametrize("model_name", ["sdar_moe", "llada2", "llada2_moe", "llada2_mini"])
+    @pytest.mark.parametrize("backend", ["standard", "naive"])
+    def test_families_with_experts_run_with_both_dispatchers_of_one_process(
+        self, checkpoint: Path, model_name: str, backend: str
+    ) -> None:
+        config = make_config(checkpoint, model_name=model_name, moe_dispatcher_backend=backend)
+        assert (config.decoding_strategy, config.sampling_mode) == ("multi_bd", "naive")
+        assert (config.moe_gemm_impl, config.moe_dispatcher_backend) == ("naive", backend)
+
+    def test_a_dispatcher_between_processes_is_refused_in_one_sentence(self, checkpoint: Path) -> None:
+        assert refused(checkpoint, model_name="sdar_moe", moe_dispatcher_backend="deepep") == (
+            "moe_dispatcher_backend='deepep' is not available yet in this version; "
+            "use moe_dispatcher_backend='standard' or moe_dispatcher_backend='naive'",
+        )
+
+    @pytest.mark.parametrize("model_name", ["llada2dot1_mini", "llada2_mini_dmax"])
+    def test_families_that_edit_are_refused_by_the_sampling_mode_they_need(
+        self, checkpoint: Path, model_name: str
+    ) -> None:
+        (problem,) = refused(checkpoint, model_name=model_name)
+        assert problem.startswith(
+            f"model_name='{model_name}' decodes with sampling_mode='edit', which is not available yet in "
+            "this version; use model_name='dream' or "
+        )
+
+    def test_an_edit_sampler_is_refused_where_the_family_has_a_plain_one(self, checkpoint: Path) -> None:
+        assert refused(checkpoint, model_name="llada2_mini", sampling_mode="edit") == (
+            "sampling_mode='edit' is not available yet in this version; use sampling_mode='naive'",
+        )
 
     def test_an_unknown_strategy_lists_the_known_ones(self, checkpoint: Path) -> None:
         (problem,) = refused(checkpoint, decoding_strategy="multi-bd")

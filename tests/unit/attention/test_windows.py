@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffulex.attention import masks
-from diffulex.attention.layer import Attention, KVShape
+from diffulex.attention.cache_layout import KVShape
+from diffulex.attention.layer import Attention
 from diffulex.attention.metadata import set_fetch_fn_for_attn_metadata
 from diffulex.attention.ops.paged_attention import paged_attention
 from diffulex.attention.ops.paged_attention.reference import reference_attention

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from diffulex.attention.layer import KVShape
+from diffulex.attention.cache_layout import KVShape
 from diffulex.config import ConfigError
 from diffulex.engine.memory import LOGITS_COPIES, MAX_LOGITS_ROWS, CacheShape, MemoryPlan, plan_memory
 from tests.support.configs import make_checkpoint, make_config

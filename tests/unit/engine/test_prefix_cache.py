@@ -104,6 +104,18 @@ def test_with_the_final_store_the_last_block_is_reused_too(stub: str) -> None:
     assert second.num_cached_tokens == 40
 
 
+def test_cached_tokens_are_counted_at_the_first_admission_only(stub: str) -> None:
+    harness = hash_harness(stub, accept_threshold=1.0)
+    req = harness.add(PROMPT, max_tokens=12, ignore_eos=True)
+    for _ in range(7):
+        harness.step()
+    harness.scheduler.preempt(req)
+    harness.step()
+    # It comes back with the pages that it stored itself.
+    assert (harness.plans[-1].spans[0].start, req.num_cached_tokens) == (24, 0)
+    harness.run()
+
+
 def test_two_equal_prompts_that_arrive_together_share_nothing_unsafe(stub: str) -> None:
     harness = hash_harness(stub)
     pair = [harness.add(PROMPT, max_tokens=8) for _ in range(2)]

@@ -8,6 +8,7 @@ import pytest
 
 from diffulex.engine.plan import ForwardKind
 from diffulex.engine.request import ReqStatus
+from tests.support.engines import FakeReq
 from tests.support.tables import hash_harness, table, table_harness
 
 if TYPE_CHECKING:
@@ -85,11 +86,12 @@ def test_newcomers_wait_while_a_running_request_does_not_fit_the_budget(stub: st
     harness.add([7] * 16, max_tokens=8)
     harness.run()
     harness.add([9] * 9, max_tokens=8)
-    second = harness.add([9] * 13, max_tokens=8)
-    harness.add([7] * 16, max_tokens=8)
-    while second not in harness.scheduler.running:
-        harness.step()
+    harness.add([9] * 13, max_tokens=8)
+    harness.step()
+    assert running(harness) == [1, 2]
+    # Room for one window of eight and for the four rows of a newcomer whose prompt is stored already.
     harness.scheduler.max_num_batched_tokens = 12
+    harness.add([7] * 16, max_tokens=8)
     while not harness.scheduler.is_finished():
         harness.step()
         assert ids(harness) == sorted(ids(harness))
@@ -227,6 +229,8 @@ def test_one_page_a_running_request_is_kept_back_from_newcomers(stub: str) -> No
     harness.step()
     # Three pages are free and three needed, but the first request needs one of them next.
     assert (running(harness), waiting(harness)) == ([0], [1])
+    put_off = harness.requests[1]
+    assert (put_off.status, put_off.stored_end, put_off.slot) == (ReqStatus.WAITING, 0, -1)
     harness.run()
     assert all(req.num_preemptions == 0 for req in harness.requests)
 
@@ -258,6 +262,22 @@ def test_a_forward_as_large_as_the_budget_is_not_cut(stub: str) -> None:
         (8, 12, True),
         (0, 12, True),
     ]
+
+
+def test_a_prompt_that_may_not_be_split_runs_whole_as_soon_as_it_is_first(
+    stub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeReq, "can_split_prefill", False)
+    harness = table_harness(stub, SLOW, enable_prefix_caching=False)
+    harness.scheduler.max_num_batched_tokens = 16
+    harness.add([7] * 8, max_tokens=1)
+    harness.add([7] * 40, max_tokens=1)
+    harness.step()
+    assert [(span.start, span.end) for span in harness.plans[0].spans] == [(0, 12)]
+    assert waiting(harness) == [1]
+    harness.run(max_steps=20)
+    (span,) = (span for plan in harness.plans for span in plan.spans if span.req.req_id == 1)
+    assert (span.start, span.end, span.samples) == (0, 44, True)
 
 
 def test_an_abort_frees_pages_at_once_wherever_the_request_is(stub: str) -> None:
@@ -294,6 +314,16 @@ def test_a_request_whose_logits_fail_ends_alone_and_its_forward_counts(stub: str
     assert bad.nfe.total == sum(bad in [span.req for span in plan.spans] for plan in harness.plans)
     harness.run()
     assert good.output_ids() == [5] * 12
+
+
+def test_what_else_a_failed_forward_decided_for_a_request_is_thrown_away(stub: str) -> None:
+    logits = table({})
+    logits[6] = float("nan")
+    harness = table_harness(stub, logits)
+    req = harness.add([7] * 4, max_tokens=4)
+    (ended,) = harness.step()
+    assert (ended, harness.accepted[0]) == (req, [[]])
+    assert (req.output_ids(), req.num_decoded, req.nfe.denoise) == ([], 0, 1)
 
 
 def test_nothing_that_can_be_placed_is_reported_as_a_fault(stub: str) -> None:

@@ -15,7 +15,6 @@ def test_sigterm_shuts_down_and_exits_when_nobody_else_handles_it() -> None:
     handler = TerminationHandler(lambda: calls.append("down"))
     with pytest.raises(SystemExit) as caught:
         os.kill(os.getpid(), signal.SIGTERM)
-        signal.sigtimedwait([], 1)
     handler.remove()
     assert caught.value.code == 128 + signal.SIGTERM
     assert calls == ["down"]

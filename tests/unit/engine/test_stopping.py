@@ -96,6 +96,28 @@ def test_an_earlier_stop_that_comes_later_takes_over(stub: str) -> None:
     assert req.output_ids() == [5]
 
 
+def test_a_later_stop_that_comes_later_changes_nothing(stub: str) -> None:
+    predictions = answer(4, [5, EOS, EOS, 8], 0.3) | {5: (EOS, 0.99), 6: (EOS, 0.5)}
+    req, harness = played(stub, table(predictions))
+    assert [position for step in harness.accepted[0] for position, _ in step][:3] == [5, 6, 4]
+    assert req.output_ids() == [5]
+
+
+def test_open_blocks_behind_a_stop_are_given_up_at_once(stub: str) -> None:
+    # The block opens its right neighbour before its third forward finds the stop.
+    predictions = {4: (5, 0.3), 5: (EOS, 0.35), 6: (5, 0.5), 7: (5, 0.5)} | answer(8, [6] * 4, 0.3)
+    settings = {"buffer_size": 2, "add_block_threshold": 0.0}
+    req, harness = played(stub, table(predictions), settings)
+    assert [plan.spans[0].end for plan in harness.plans] == [8, 12, 12, 8]
+    assert req.output_ids() == [5]
+
+
+def test_a_stop_before_the_limit_is_the_reason_even_when_its_block_stays_open(stub: str) -> None:
+    predictions = answer(4, [5, EOS]) | answer(6, [8, 8], 0.3)
+    req, _ = played(stub, table(predictions), {"early_eos_stop": False}, max_tokens=2)
+    assert (req.output_ids(), req.completion_reason) == ([5], "eos_token_generated")
+
+
 def test_a_stop_closes_the_blocks_behind_it_and_opens_no_more(stub: str) -> None:
     predictions = answer(4, [5, 6, 8], 0.3) | {7: (EOS, 0.99)} | answer(8, [5] * 8, 0.3)
     settings = {"buffer_size": 4, "add_block_threshold": 0.0}
@@ -232,6 +254,12 @@ def test_the_final_store_leaves_open_blocks_out(stub: str) -> None:
     req, harness = played(stub, table(predictions), settings, stop_token_ids=[9])
     assert req.output_ids() == [5, 6, 8]
     assert [plan.spans[0].end for plan in harness.plans] == [8, 8]
+
+
+def test_the_final_store_forwards_no_dummies(stub: str) -> None:
+    settings = {"skip_final_store": False, "skip_dummy_blocks": False, "buffer_size": 3}
+    _, harness = played(stub, table(answer(4, [5, 6, EOS, 9])), {**settings, "add_block_threshold": 1.0})
+    assert [plan.spans[0].end for plan in harness.plans] == [16, 8]
 
 
 def test_without_anything_to_store_the_final_store_is_left_out(stub: str) -> None:

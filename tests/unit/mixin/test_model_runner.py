@@ -8,11 +8,13 @@ import pytest
 
 from diffulex.attention.metadata import (
     AttnMetaDataBase,
+    MetadataSlot,
     fetch_attn_metadata,
     set_fetch_fn_for_attn_metadata,
 )
 from diffulex.mixin.multi_block.attention_metadata import MultiBlockAttnMetaDataMixin
-from tests.support.engines import Twist
+from diffulex.strategy.multi_bd.attention.metadata import MultiBDAttnMetaData
+from tests.support.engines import FakeRunner, Twist
 from tests.support.tables import answer, hash_harness, table, table_harness
 
 if TYPE_CHECKING:
@@ -132,6 +134,28 @@ def test_metadata_that_others_bound_meanwhile_are_not_read(stub: str) -> None:
         set_fetch_fn_for_attn_metadata(nothing)
         harness.step()
     assert [(req.output_ids(), req.nfe.as_dict()) for req in harness.requests] == plain
+
+
+def test_a_runner_must_name_its_metadata(stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeRunner, "attn_metadata", None)
+    with pytest.raises(TypeError, match="FakeRunner names no attention metadata; set attn_metadata"):
+        hash_harness(stub)
+
+
+def test_a_runner_may_bind_metadata_functions_before_it_is_made(
+    stub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = play(hash_harness(stub))
+    slot = MetadataSlot(MultiBDAttnMetaData)
+    plain = FakeRunner.__init__
+
+    def bind(self: FakeRunner, *args: Any) -> None:
+        self.init_attn_metadata_fn(slot.set, slot.reset, slot.fetch)
+        plain(self, *args)
+
+    monkeypatch.setattr(FakeRunner, "attn_metadata", None)
+    monkeypatch.setattr(FakeRunner, "__init__", bind)
+    assert play(hash_harness(stub)) == wanted
 
 
 def test_block_geometry_of_the_metadata_is_checked() -> None:

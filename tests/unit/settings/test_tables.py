@@ -84,8 +84,8 @@ def test_a_document_without_markers_is_an_error(tmp_path: Path) -> None:
 
 
 def test_reference_tables_tell_what_runs() -> None:
-    assert "| `sdar` | `multi_bd` | `naive` | yes |" in model_table()
-    assert "| `dream` | `d2f`, `multi_bd` | `naive` | not yet |" in model_table()
+    assert "| `sdar` | `multi_bd` | `naive` | `multi_bd` |" in model_table()
+    assert "| `dream` | `d2f`, `multi_bd` | `naive` | `multi_bd` |" in model_table()
     assert (
         "| `d2f` | `multi_block_prefix_full=True`, `enable_prefix_caching=False` | not yet |"
         in strategy_table()

@@ -94,6 +94,34 @@ class TestLoading:
         with pytest.raises(TokenizerError, match="trust_remote_code"):
             load(folder)
 
+    def test_dreams_own_class_is_read_as_the_one_it_copies(self, tmp_path: Path) -> None:
+        folder = byte_level(tmp_path / "model")
+        (folder / "tokenizer.json").unlink()
+        symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+        merged = ["th", "the", "12", "'s"]
+        (folder / "vocab.json").write_text(json.dumps({s: i for i, s in enumerate(symbols + merged)}))
+        (folder / "merges.txt").write_text("#version: 0.2\nt h\nth e\n1 2\n' s\n")
+        roles = ("<|endoftext|>", "<|beginoftext|>", "<|mask|>")
+        added = {str(260 + i): {"content": role, "special": True} for i, role in enumerate(roles)}
+        settings = {
+            "tokenizer_class": "DreamTokenizer",
+            "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+            "added_tokens_decoder": added,
+            "eos_token": roles[0],
+            "bos_token": roles[1],
+            "mask_token": roles[2],
+            "chat_template": TEMPLATE,
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        loaded = load(folder)
+        assert (loaded.eos_token_id, loaded.bos_token_id, loaded.size) == (260, 261, 263)
+        # Digits stay apart, as Qwen2 splits them, although there is a merge.
+        ids = loaded.encode("the 12's<|mask|>")
+        assert [loaded.decode([one], skip_special_tokens=False) for one in ids] == [
+            "the", " ", "1", "2", "'s", "<|mask|>",
+        ]  # fmt: skip
+        assert loaded.apply_chat_template([{"role": "user", "content": "hi"}]).startswith("<|beginoftext|>")
+
 
 class TestEncoding:
     def test_bos_is_put_in_front_once(self, tokenizer: Tokenizer) -> None:

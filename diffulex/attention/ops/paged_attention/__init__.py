@@ -39,7 +39,8 @@ def paged_attention(
     Args:
         query: ``[T, Hq, D]``.
         key, value: ``[T, Hk, D]``, the fresh rows; they are read from here whether they are stored or not.
-        k_cache, v_cache: ``[num_pages, page_size, Hk, D]``; may be empty when no request has a context.
+        k_cache, v_cache: as `CacheLayout.allocate` makes them, in either layout; may be empty,
+            ``[0, Hk, D]``, when no request has a context.
         metadata: spans, pages and visible ends.
         scale: factor on the scores.
         window: with one, a row sees no position before `AttnMetaDataBase.visible_starts` either.

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from diffulex.attention.cache_layout import layout_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from diffulex.attention.cache_layout import CacheLayout
     from diffulex.attention.metadata import AttnMetaDataBase
 
 _PLAN = "padded_attention"
@@ -28,7 +31,7 @@ _BATCH_COST = 2048
 
 
 class _Span(NamedTuple):
-    """One request: its number, its rows, and the tokens it reads from pages, of which `first` is the first."""
+    """One request: its number, rows, and tokens read from pages, from position `first` on."""
 
     request: int
     num_rows: int
@@ -80,14 +83,15 @@ def padded_attention(
     name = (_PLAN, window, *key.shape[1:])
     plan: _Plan | None = metadata.scratch.get(name)
     if plan is None:
-        plan = _make_plan(metadata, k_cache, None if window is None else metadata.visible_starts(window))
+        plan = _make_plan(metadata, key, None if window is None else metadata.visible_starts(window))
         metadata.scratch[name] = plan
     whole = plan.order is None and len(plan.batches) == 1
+    layout = layout_of(k_cache)
     outputs = [
         scaled_dot_product_attention(
             _rows_of(query, batch, whole).transpose(1, 2),
-            _keys_of(key, k_cache, batch, batch.k_buffer, whole).transpose(1, 2),
-            _keys_of(value, v_cache, batch, batch.v_buffer, whole).transpose(1, 2),
+            _keys_of(key, k_cache, layout, batch, batch.k_buffer, whole).transpose(1, 2),
+            _keys_of(value, v_cache, layout, batch, batch.v_buffer, whole).transpose(1, 2),
             attn_mask=batch.mask,
             scale=scale,
             enable_gqa=True,
@@ -106,18 +110,20 @@ def _rows_of(fresh: Tensor, batch: _Batch, whole: bool) -> Tensor:
     return rows.view(batch.num_requests, -1, *fresh.shape[1:])
 
 
-def _keys_of(fresh: Tensor, cache: Tensor, batch: _Batch, buffer: Tensor | None, whole: bool) -> Tensor:
+def _keys_of(
+    fresh: Tensor, cache: Tensor, layout: CacheLayout, batch: _Batch, buffer: Tensor | None, whole: bool
+) -> Tensor:
     """Cached and then fresh keys (or values) of a batch, ``[G, C + Q, Hk, D]``."""
     rows = _rows_of(fresh, batch, whole)
     if batch.slots is None or buffer is None:
         return rows
-    torch.index_select(cache.view(-1, *fresh.shape[1:]), 0, batch.slots, out=buffer)
+    layout.read(cache, batch.slots, buffer)
     keys = buffer.view(batch.num_requests, -1, *fresh.shape[1:])
     keys[:, -rows.shape[1] :] = rows
     return keys
 
 
-def _make_plan(metadata: AttnMetaDataBase, k_cache: Tensor, starts: Tensor | None) -> _Plan:
+def _make_plan(metadata: AttnMetaDataBase, key: Tensor, starts: Tensor | None) -> _Plan:
     borders = metadata.cu_q_lens.tolist()
     contexts = metadata.context_lens.tolist()
     firsts = [0] * len(contexts) if starts is None else _first_read(starts.tolist(), borders, contexts)
@@ -126,7 +132,7 @@ def _make_plan(metadata: AttnMetaDataBase, k_cache: Tensor, starts: Tensor | Non
         for request, (context_len, first) in enumerate(zip(contexts, firsts, strict=True))
     ]
     groups = group_spans([span for span in spans if span.num_rows > 0])
-    batches = tuple(_make_batch(metadata, group, k_cache, starts) for group in groups)
+    batches = tuple(_make_batch(metadata, group, key, starts) for group in groups)
     num_rows = borders[-1]
     device = metadata.visible_ends.device
     rows = torch.cat([batch.rows for batch in batches])
@@ -170,9 +176,7 @@ def group_spans(spans: list[_Span]) -> list[list[_Span]]:
     return groups
 
 
-def _make_batch(
-    metadata: AttnMetaDataBase, group: list[_Span], k_cache: Tensor, starts: Tensor | None
-) -> _Batch:
+def _make_batch(metadata: AttnMetaDataBase, group: list[_Span], key: Tensor, starts: Tensor | None) -> _Batch:
     device = metadata.visible_ends.device
     longest, longest_context = max(s.num_rows for s in group), max(s.context_len for s in group)
     sizes = torch.tensor([list(span) for span in group], device=device)
@@ -190,7 +194,7 @@ def _make_batch(
         pages = metadata.page_tables[request.squeeze(-1)].long().gather(1, own // page_size)
         slots = pages * page_size + own % page_size
         slots = torch.cat([slots, slots[:, :1].expand(-1, longest)], dim=1).flatten()
-        k_buffer = k_cache.new_empty(slots.numel(), *k_cache.shape[2:])
+        k_buffer = key.new_empty(slots.numel(), *key.shape[1:])
         v_buffer = torch.empty_like(k_buffer)
         is_key = torch.cat([is_cached, is_row], dim=1)
         positions = torch.cat([first + cached_id, positions], dim=1)
@@ -199,8 +203,6 @@ def _make_batch(
         visible &= positions.unsqueeze(1) >= starts[rows].unsqueeze(-1)
     mask = None
     if not bool(visible.all()):
-        mask = torch.zeros(visible.shape, dtype=k_cache.dtype, device=device).masked_fill_(
-            ~visible, -torch.inf
-        )
+        mask = torch.zeros(visible.shape, dtype=key.dtype, device=device).masked_fill_(~visible, -torch.inf)
         mask = mask.unsqueeze(1)
     return _Batch(len(group), rows.flatten(), is_row.flatten(), slots, k_buffer, v_buffer, mask)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from diffulex.attention.cache_layout import layout_of
 from diffulex.attention.masks import mask_of
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def reference_attention(
     borders = metadata.cu_q_lens.tolist()
     for request, (start, stop) in enumerate(pairwise(borders)):
         slots = _context_slots(metadata, request)
-        keys = torch.cat([k_cache.view(-1, *key.shape[1:])[slots], key[start:stop]]).float()
-        values = torch.cat([v_cache.view(-1, *value.shape[1:])[slots], value[start:stop]]).float()
+        keys = torch.cat([_cached(k_cache, k_cache, slots, key), key[start:stop]]).float()
+        values = torch.cat([_cached(v_cache, k_cache, slots, value), value[start:stop]]).float()
         group = query.shape[1] // key.shape[1]
         keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query[start:stop].float(), keys) * scale
@@ -41,6 +42,12 @@ def reference_attention(
         weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
         out[start:stop] = torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
     return out
+
+
+def _cached(cache: Tensor, k_cache: Tensor, slots: Tensor, fresh: Tensor) -> Tensor:
+    rows = fresh.new_empty(len(slots), *fresh.shape[1:])
+    layout_of(k_cache).read(cache, slots, rows)
+    return rows
 
 
 def _context_slots(metadata: AttnMetaDataBase, request: int) -> Tensor:

@@ -27,7 +27,7 @@ def store_kv(
 
     Args:
         key, value: ``[T, Hk, D]``, the rows of this forward.
-        k_cache, v_cache: ``[num_pages, page_size, Hk, D]``, contiguous.
+        k_cache, v_cache: as `CacheLayout.allocate` makes them, in either layout.
         metadata: gives `slot_mapping` and `attn_impl`.
     """
     STORE_FORMS[metadata.attn_impl](key, value, k_cache, v_cache, metadata)

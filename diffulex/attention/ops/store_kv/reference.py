@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from diffulex.attention.cache_layout import layout_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,9 +21,9 @@ def store_rows(
     rows, slots = _plan(metadata)
     if slots.numel() == 0:
         return
+    layout = layout_of(k_cache)
     for fresh, cache in ((key, k_cache), (value, v_cache)):
-        stored = fresh if rows is None else fresh.index_select(0, rows)
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, stored)
+        layout.write(cache, slots, fresh if rows is None else fresh.index_select(0, rows))
 
 
 def _plan(metadata: AttnMetaDataBase) -> tuple[Tensor | None, Tensor]:

@@ -1,0 +1,1 @@
+"""Operations of expert layers, a folder each."""
