@@ -20,8 +20,8 @@ class SamplingParams:
 
     temperature: float = setting(
         1.0,
-        help="0 takes the most probable token, of equal logits the lowest id; higher values draw more freely. "
-        "Only the draw sees the temperature: the confidence that accept_threshold is compared with is the "
+        help="0 takes the most probable token, of equal logits the lowest id; higher values draw more freely."
+        " Only the draw sees the temperature: the confidence that accept_threshold is compared with is the "
         "chosen token's probability in the softmax over the whole vocabulary at temperature 1, before top_p "
         "and top_k, in float32. A drawn token whose confidence is not above the threshold is not accepted "
         "unless it is the one the block is forced to fill.",

@@ -6,7 +6,6 @@ Importing this module loads neither torch nor lm-eval.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,7 @@ from diffulex_bench.task_files import unknown_tasks
 from diffulex_bench.tiny import PREFIX, bundled_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from diffulex.settings.yaml_files import YamlFile
 

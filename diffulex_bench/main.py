@@ -6,6 +6,7 @@ everything finished kept, 143 after SIGTERM likewise; 1 any other failure, its t
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import sys
@@ -26,7 +27,6 @@ from diffulex_bench.surroundings import leave_launcher, prepare_hub, quiet_libra
 from diffulex_bench.task_files import find_config, include_folders, needs_hub
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Sequence
 
 logger = get_logger(__name__)
@@ -37,10 +37,12 @@ EXAMPLE_CONFIG = "tiny_multi_bd"
 #: Set to anything, it brings the traceback of an unforeseen failure to the terminal.
 DEBUG_VARIABLE = "DIFFULEX_DEBUG"
 _PIPE_WIDTH = 140
-_ABOUT = (
-    "Run a benchmark of diffusion language models. Other commands: config (show the resolved settings of a "
-    "run), inspect MODEL_DIR (tell what a checkpoint holds and whether it fits); each has its own --help."
-)
+_ABOUT = "Run a benchmark of diffusion language models."
+_COMMANDS_HELP = """\
+commands (each has its own --help):
+  run                    run a benchmark; may be left out
+  config [--explain]     show the resolved settings of a run, and where each came from
+  inspect MODEL_DIR      tell what a checkpoint holds and whether it fits this machine"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +79,7 @@ def _guarded(command: Callable[[Sequence[str], RunLogs], int], words: Sequence[s
 
 def run_command(words: Sequence[str], logs: RunLogs) -> int:
     """``diffulex-bench [flags]``: runs a benchmark."""
-    arguments = _parser("diffulex-bench", _ABOUT).parse_args(words)
+    arguments = _parser("diffulex-bench", f"{_ABOUT}\n\n{_COMMANDS_HELP}").parse_args(words)
     quiet_libraries()
     leave_launcher()
     bench = _load(arguments)
@@ -125,6 +127,8 @@ class _BenchParser(FlagParser):
 
 def _parser(prog: str, description: str) -> FlagParser:
     parser = _BenchParser(prog=prog, description=description)
+    # The lines of the description stay as they are.
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--config",
         action="append",

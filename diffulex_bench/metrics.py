@@ -27,6 +27,10 @@ DEFINITIONS: dict[str, str] = {
     "tokens_decoded": "positions that went from mask to token, those behind a stop included",
     "nfe": "forward passes a request took part in, by kind: prefill, denoise, store (finished block written "
     "without denoising), rebuild (state restored after preemption)",
+    "tokens_forwarded": "rows computed in all forward passes of the samples",
+    "tokens_recomputed": "tokens_forwarded less one row for every prompt token that no cache served and for "
+    "every decoded token: rows computed again, above all positions that stay masked pass after pass",
+    "forwarded_per_token": "tokens_forwarded / tokens_output",
     "tpf": "mean over samples of tokens_output / all forward passes of the sample",
     "tpf_decode": "mean of tokens_decoded / (denoise + store passes) over samples with such a pass",
     "aggregate_tpf": "all tokens_output / all forward passes of all samples",
@@ -59,6 +63,9 @@ class CostSummary:
     tokens_decoded: int = 0
     tokens_prompt: int = 0
     tokens_cached: int = 0
+    tokens_forwarded: int = 0
+    tokens_recomputed: int = 0
+    forwarded_per_token: float = 0.0
     nfe: dict[str, int] = field(default_factory=dict)
     nfe_per_sample: float = 0.0
     tpf: float = 0.0
@@ -115,6 +122,7 @@ def summarise_costs(records: Sequence[SampleRecord]) -> CostSummary:
     nfe = {kind: sum(record.nfe[kind] for record in records) for kind in NFE_KINDS}
     nfe["total"] = sum(nfe.values())
     tokens = sum(record.tokens_output for record in records)
+    forwarded = sum(record.num_forward_tokens for record in records)
     wall = max(record.finish_time for record in records) - min(record.arrival_time for record in records)
     decoding = [record for record in records if record.nfe["denoise"] + record.nfe["store"] > 0]
     return CostSummary(
@@ -123,6 +131,9 @@ def summarise_costs(records: Sequence[SampleRecord]) -> CostSummary:
         tokens_decoded=sum(record.tokens_decoded for record in records),
         tokens_prompt=sum(record.num_prompt_tokens for record in records),
         tokens_cached=sum(record.num_cached_tokens for record in records),
+        tokens_forwarded=forwarded,
+        tokens_recomputed=sum(_num_recomputed(record) for record in records),
+        forwarded_per_token=forwarded / tokens if tokens else 0.0,
         nfe=nfe,
         nfe_per_sample=nfe["total"] / len(records),
         tpf=fmean(record.tpf for record in records),
@@ -156,6 +167,11 @@ def count_stop_reasons(records: Sequence[SampleRecord]) -> dict[str, int]:
     return {
         reason: reasons.count(reason) for reason in sorted(set(reasons), key=lambda r: (-reasons.count(r), r))
     }
+
+
+def _num_recomputed(record: SampleRecord) -> int:
+    needed = record.num_prompt_tokens - record.num_cached_tokens + record.tokens_decoded
+    return max(record.num_forward_tokens - needed, 0)
 
 
 def _mean_or_none(values: Iterable[float]) -> float | None:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from diffulex_bench.metrics import DEFINITIONS, CostSummary, Interval, mean_interval, summarise_costs
+from diffulex_bench.step_times import TIME_DEFINITIONS, TimeSplit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,6 +71,7 @@ class RunReport:
         strategy: decoding strategy.
         model: checkpoint folder or bundled name.
         total: costs over all tasks.
+        time: seconds of all engine steps by purpose and by part.
         definitions: what each number means.
     """
 
@@ -80,7 +82,8 @@ class RunReport:
     strategy: str
     tasks: dict[str, TaskReport]
     total: CostSummary
-    definitions: dict[str, str] = field(default_factory=lambda: dict(DEFINITIONS))
+    time: TimeSplit = field(default_factory=TimeSplit)
+    definitions: dict[str, str] = field(default_factory=lambda: DEFINITIONS | TIME_DEFINITIONS)
     schema_version: int = SCHEMA_VERSION
 
     def as_json(self) -> str:

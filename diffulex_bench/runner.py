@@ -21,6 +21,7 @@ from diffulex_bench.generation import plan_generation
 from diffulex_bench.metrics import summarise_costs
 from diffulex_bench.report import RunReport, TaskFacts, build_task_report, scores_by_document
 from diffulex_bench.run_folder import RunFolder
+from diffulex_bench.step_times import StepTimes
 from diffulex_bench.summary import print_summary
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class _Run:
         self.folder = folder
         self.console = console
         self.log_console = log_console
+        self.times = StepTimes()
 
     def write_provenance(self, command: Sequence[str]) -> None:
         from diffulex_bench.provenance import describe_environment
@@ -131,7 +133,10 @@ class _Run:
         num_requests = self.tasks.num_requests(settings.dataset_limit)
         with RunProgress(num_requests, enabled=settings.show_progress, console=self.log_console) as progress:
             lm = DiffulexLM(
-                engine=engine, bench=self.bench, graders=self.tasks.graders, listeners=(self.folder, progress)
+                engine=engine,
+                bench=self.bench,
+                graders=self.tasks.graders,
+                listeners=(self.folder, progress, self.times),
             )
             try:
                 results = evaluate(lm, self.bench, self.tasks, lm_eval_folder)
@@ -187,6 +192,7 @@ class _Run:
             strategy=self.config.decoding_strategy,
             tasks=reports,
             total=summarise_costs(lm.records),
+            time=self.times.split(),
         )
 
     def _save_samples(self, records: list[SampleRecord], results: dict[str, Any] | None) -> None:

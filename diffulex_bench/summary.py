@@ -67,6 +67,13 @@ def _remarks(report: RunReport) -> list[str]:
         f"{total.tokens_output:,} tokens in {total.wall_time:.1f} s; {passes}; "
         f"TPF of the decoding passes alone {total.tpf_decode:.2f}"
     ]
+    time = report.time
+    if time.total:
+        lines.append(
+            f"time in the engine {time.total:.1f} s: prefill {time.prefill:.1f}, decode {time.decode:.1f}, "
+            f"rebuild {time.rebuild:.1f}, other {time.other:.1f}; {total.tokens_forwarded:,} rows computed, "
+            f"{total.tokens_recomputed:,} of them again"
+        )
     odd = {
         "empty answers": total.num_empty,
         "answers cut by a limit": total.num_truncated,

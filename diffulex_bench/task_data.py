@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from diffulex_bench.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from datasets import Dataset
@@ -83,6 +84,22 @@ def missing_split(task: str, split: str, found: Iterable[object]) -> BenchError:
     """The error for a split that is not among those ``found``."""
     known = ", ".join(map(str, found))
     return BenchError(f"task {task} has no split {split!r}; set dataset_split to one of {known}")
+
+
+def missing_field(task: str, source: str, columns: Sequence[str], error: Exception) -> BenchError | None:
+    """The error for a task that reads a field its data lacks; None when ``error`` means something else.
+
+    ``source`` is where the data come from, ``columns`` what they hold.
+    """
+    text = str(error.args[0]) if error.args else ""
+    quoted = re.search(r"'([^']+)' is undefined|has no attribute '([^']+)'", text)
+    name = next(filter(None, quoted.groups()), text) if quoted else text
+    if not columns or name in columns:
+        return None
+    return BenchError(
+        f"{source} has no field {name!r}, which task {task} reads; its fields are {', '.join(columns)}; "
+        "rename them in the data or choose another task"
+    )
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jinja2
 import lm_eval.tasks
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
@@ -21,7 +22,7 @@ from diffulex.logger import get_logger
 from diffulex_bench.errors import BenchError
 from diffulex_bench.generation import plan_generation
 from diffulex_bench.scoring import grader_of
-from diffulex_bench.task_data import hub_source, local_source, missing_split
+from diffulex_bench.task_data import hub_source, local_source, missing_field, missing_split
 from diffulex_bench.task_files import find_user_path, include_folders, scan_tasks, search_names
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def load_tasks(bench: BenchConfig) -> LoadedTasks:
     """
     settings = bench.eval
     folders = include_folders(settings.include_path, bench.search_folders("include_path"))
-    manager = _manager_for(settings.task_names, folders, _TaskRules(bench))
+    rules = _TaskRules(bench)
+    manager = _manager_for(settings.task_names, folders, rules)
     _tell_overridden(settings.task_names, folders)
     specs: list[Any] = []
     for name in settings.task_names:
@@ -73,9 +75,10 @@ def load_tasks(bench: BenchConfig) -> LoadedTasks:
             loaded = manager.load([name])
         except BenchError:
             raise
-        except (ImportError, KeyError, ValueError, TypeError, OSError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise BenchError(f"task {name} cannot be loaded ({reason}); see its YAML file") from error
+        except (jinja2.UndefinedError, KeyError) as error:
+            raise rules.missing_field(error) or _unloadable(name, error) from error
+        except (ImportError, ValueError, TypeError, OSError, AttributeError) as error:
+            raise _unloadable(name, error) from error
         groups = loaded.get("groups", {})
         specs += [groups[name]] if name in groups else [*loaded["tasks"].values()]
     tasks = manager.load(specs)["tasks"]
@@ -83,6 +86,11 @@ def load_tasks(bench: BenchConfig) -> LoadedTasks:
         plan_generation(settings, bench.explicit_eval, task.config.generation_kwargs or {}, f"task {name}")
     graders = {name: grader_of(task.config.process_results) for name, task in tasks.items()}
     return LoadedTasks(manager, specs, tasks, graders)
+
+
+def _unloadable(name: str, error: Exception) -> BenchError:
+    reason = f"{type(error).__name__}: {error}"
+    return BenchError(f"task {name} cannot be loaded ({reason}); see its YAML file")
 
 
 def _manager_for(names: Sequence[str], folders: Sequence[Path], rules: _TaskRules) -> TaskManager:
@@ -152,6 +160,7 @@ class _TaskRules:
         self._explicit = bench.explicit_eval
         self._data_folders = bench.search_folders("dataset_data_files")
         self._told: set[str] = set()
+        self._loaded: tuple[str, str, list[str]] | None = None
 
     def apply(self, keys: dict[str, Any], folder: Path | None) -> None:
         """Refuses what cannot be run, drops the stop string that lm-eval would add, and sets the data source.
@@ -165,7 +174,27 @@ class _TaskRules:
             self._tell_until(keys)
             # Present and empty: lm-eval adds its few-shot delimiter only when the key is missing.
             keys["generation_kwargs"] = {**kwargs, "until": []}
-        self._set_data(keys, folder)
+        source = self._set_data(keys, folder)
+        keys["custom_dataset"] = self._watched(
+            keys["task"], keys["custom_dataset"], keys["test_split"], source
+        )
+
+    def missing_field(self, error: Exception) -> BenchError | None:
+        """The error for a field that the task loaded last did not find; None when it is another one."""
+        return missing_field(*self._loaded, error) if self._loaded else None
+
+    def _watched(
+        self, task: str, load: Callable[..., Mapping[str, Any]], split: str, source: str
+    ) -> Callable[..., Mapping[str, Any]]:
+        """``load``, after which it is known what the data of ``task`` hold."""
+        self._loaded = None
+
+        def load_watched(**kwargs: Any) -> Mapping[str, Any]:
+            found = load(**kwargs)
+            self._loaded = task, source, list(getattr(found.get(split), "column_names", None) or [])
+            return found
+
+        return load_watched
 
     def _refuse(self, keys: Mapping[str, Any]) -> None:
         task, output = keys["task"], keys.get("output_type", "generate_until")
@@ -193,7 +222,8 @@ class _TaskRules:
                 keys.get("fewshot_delimiter", "\n\n"),
             )
 
-    def _set_data(self, keys: dict[str, Any], folder: Path | None) -> None:
+    def _set_data(self, keys: dict[str, Any], folder: Path | None) -> str:
+        """Sets the split and ``custom_dataset``; returns what to call the place of the data."""
         settings = self._settings
         own_split = keys.get("test_split") or keys.get("validation_split")
         split = settings.dataset_split if "dataset_split" in self._explicit or not own_split else own_split
@@ -210,16 +240,17 @@ class _TaskRules:
                 keys.pop(name, None)
             keys["dataset_kwargs"] = {}
             keys["custom_dataset"] = local_source(path, split)
-            return
+            return str(path)
         if "custom_dataset" in keys:
             keys["custom_dataset"] = _with_split(keys["task"], keys["custom_dataset"], split)
-            return
+            return f"the data of task {keys['task']}"
         wanted = (split, *(keys[name] for name in ("training_split", "fewshot_split") if keys.get(name)))
         kwargs = _absolute_data_files(dict(keys.get("dataset_kwargs") or {}), folder)
         kwargs.pop("trust_remote_code", None)
         source = str(keys.get("dataset_path")), keys.get("dataset_name")
         keys["custom_dataset"] = hub_source(keys["task"], *source, kwargs, tuple(dict.fromkeys(wanted)))
         keys["dataset_kwargs"] = {}
+        return f"the data set {source[0]}"
 
 
 def _with_split(

@@ -157,6 +157,7 @@ class DiffulexEngine(LoggerMixin):
             step_time=end - start,
             times=times,
             finished=(*self._take_unreported(), *(build_output(req, self.tokenizer) for req in finished)),
+            rows_by_kind=plan.rows_by_kind(),
         )
 
     def _take_unreported(self) -> tuple[RequestOutput, ...]:

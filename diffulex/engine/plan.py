@@ -54,6 +54,22 @@ class StepPlan:
         """Rows of the whole forward."""
         return sum(span.num_rows for span in self.spans)
 
+    def rows_by_kind(self) -> dict[str, int]:
+        """Rows of the forward by purpose; purposes without rows are left out.
+
+        Rows of the prompt's head are ``prefill`` also where they share a span with rows that are denoised, and
+        ``rebuild`` once the request has lost its pages.
+        """
+        rows: dict[str, int] = {}
+        for span in self.spans:
+            num_head = min(max(span.req.head_end - span.start, 0), span.num_rows)
+            again = span.kind is ForwardKind.REBUILD or span.req.num_preemptions > 0
+            head = ForwardKind.REBUILD if again else ForwardKind.PREFILL
+            for kind, num in ((head, num_head), (span.kind, span.num_rows - num_head)):
+                if num:
+                    rows[kind.value] = rows.get(kind.value, 0) + num
+        return rows
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

@@ -16,8 +16,8 @@ class CacheSettings:
     )
     num_pages: int = setting(
         -1,
-        help="Pages in the pool; -1 sizes the pool. One request of full length takes max_model_len / page_size "
-        "pages, rounded up.",
+        help="Pages in the pool; -1 sizes the pool. One request of full length takes "
+        "max_model_len / page_size pages, rounded up.",
         low=-1,
     )
     gpu_memory_utilization: float = setting(

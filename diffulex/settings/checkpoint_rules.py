@@ -135,8 +135,8 @@ def _choose_block_size(draft: Draft, facts: CheckpointFacts) -> None:
         choices = tuple(size for size in choices if size != CANVAS_SIZE)
     if trained not in choices:
         draft.note(
-            f"block_size is {used} by default since {facts.path} was trained with {trained}, which is none of "
-            f"{', '.join(map(str, choices))}; write one of them"
+            f"block_size is {used} by default since {facts.path} was trained with {trained}, which is none "
+            f"of {', '.join(map(str, choices))}; write one of them"
         )
         return
     origin = f"checkpoint ({_block_source(facts)})"

@@ -19,8 +19,8 @@ class DecodingSettings:
     )
     block_size: int = setting(
         32,
-        help="Tokens in one diffusion block; unset, multi_bd and dmax take the one the checkpoint was trained "
-        "with, where its config.json or its family says so.",
+        help="Tokens in one diffusion block; unset, multi_bd and dmax take the one the checkpoint was "
+        "trained with, where its config.json or its family says so.",
         choices=(4, 8, 16, 32, 256),
     )
     buffer_size: int = setting(4, help="Blocks of one request that may be open at once.", low=1)
@@ -47,8 +47,8 @@ class DecodingSettings:
     )
     auto_max_nfe_tpf_floor: float = setting(
         1.0,
-        help="auto_max_nfe: once warm, a request whose filled positions per denoising forward pass stay below "
-        "this ends as stalled.",
+        help="auto_max_nfe: once warm, a request whose filled positions per denoising forward pass stay "
+        "below this ends as stalled.",
         above=0,
     )
     seed: int = setting(0, help="Base of the seeds of requests that bring none.", low=0, high=2**63 - 1)

@@ -22,19 +22,22 @@ class Effect:
 
     Another value than the default that the user wrote in vain is refused, or only noted in the log where a
     person would change just the other setting from run to run (`refuse` False; the help of these settings
-    says so). Where no setting helps, `reason` says why.
+    says so). `exists` False means that this version has nothing that would read them.
     """
 
     names: tuple[str, ...]
     needs: str
     holds: Callable[[Values], bool]
     refuse: bool = True
-    reason: str | None = None
+    exists: bool = True
 
     def sentence(self, name: str, value: object) -> str:
         """What is wrong with this value of the setting, and the next step."""
-        if self.reason is not None:
-            return f"{name}={value!r} has no effect: {self.reason}; leave {name} unset"
+        if not self.exists:
+            return (
+                f"{name}={value!r} has no effect in this version, which has no {self.needs}; "
+                f"leave {name} unset"
+            )
         return f"{name}={value!r} has no effect without {self.needs}; set that or leave {name} unset"
 
 
@@ -124,24 +127,9 @@ EFFECTS: Final = (
         "a parallel size above 1",
         _many_ranks,
     ),
-    Effect(
-        ("shm_name",),
-        "shared memory between ranks",
-        lambda _: False,
-        reason="ranks talk through pipes and not through shared memory",
-    ),
-    Effect(
-        ("skip_warmup",),
-        "a warm-up",
-        _strategy(),
-        reason="this version starts without a warm-up forward pass",
-    ),
-    Effect(
-        ("enforce_eager",),
-        "graphs or compilation",
-        _strategy(),
-        reason="this version runs without graphs and compilation",
-    ),
+    Effect(("shm_name",), "shared memory between ranks", lambda _: False, exists=False),
+    Effect(("skip_warmup",), "warm-up", _strategy(), exists=False),
+    Effect(("enforce_eager",), "graphs and no compilation", _strategy(), exists=False),
     Effect(
         ("device_start", "device_ids"),
         "device='cuda'",

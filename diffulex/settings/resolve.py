@@ -32,7 +32,8 @@ def resolve_settings(draft: Draft, infos: Mapping[str, SettingInfo], rules: Sequ
     """Bring the draft to the values that hold, as far as neither checkpoint, version nor machine decides.
 
     `rules` are those across settings that are asked here; a caller that goes on to read a checkpoint leaves
-    out those about sizes that it decides. Every broken rule is recorded; a value that was refused is replaced by its default for the rules after it.
+    out those about sizes that it decides. Every broken rule is recorded; a value that was refused is replaced
+    by its default for the rules after it.
     """
     _fold_thresholds(draft)
     _check_values(draft, infos)

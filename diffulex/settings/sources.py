@@ -75,8 +75,8 @@ def read_layer(
 class _Reader:
     """Collects, while sources are read in order, all faults and the last writer of every setting.
 
-    `writers` and `ranks` are keyed by path ("engine.block_size", "engine.decoding_thresholds.edit_threshold");
-    a rank is the place of the writer in the order of sources.
+    `writers` and `ranks` are keyed by path ("engine.block_size", with inner keys as in
+    "engine.decoding_thresholds.edit_threshold"); a rank is the writer's place in the order of sources.
     """
 
     def __init__(self, sections: Sections) -> None:
@@ -242,7 +242,7 @@ def _mean_elsewhere(name: str, known: Sequence[str]) -> str:
 
 
 def _inner_keys(written: Mapping[str, Any]) -> list[str]:
-    """ "a.b" for every key b of a mapping that a setting a is written as."""
+    """The paths ("outer.inner") of keys inside settings that are written as a mapping."""
     return [
         f"{key}.{inner}" for key, value in written.items() if isinstance(value, Mapping) for inner in value
     ]

@@ -27,10 +27,10 @@ class DecodingThresholds:
     )
     accept_threshold: float = setting(
         0.9,
-        help="A masked position takes its token, drawn or most probable, when the token's probability is above "
-        "this; another stays masked unless it is the one the block is forced to fill. The probability is that "
-        "of the softmax over the whole vocabulary at temperature 1, before top_p and top_k, in float32; of "
-        "equal logits the lowest id counts as the most probable.",
+        help="A masked position takes its token, drawn or most probable (of equal logits the lowest id), "
+        "when the token's probability is above this; another stays masked unless it is the one the block is "
+        "forced to fill. Probability is the softmax over the whole vocabulary at temperature 1, before "
+        "top_p and top_k, in float32.",
         low=0,
         high=1,
     )

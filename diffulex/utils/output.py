@@ -226,6 +226,8 @@ class StepReport:
         step_time: seconds.
         times: seconds by part: ``schedule``, ``prepare``, ``forward``, ``sample``, ``post``.
         finished: outputs of the requests that ended in this step.
+        rows_by_kind: rows of the forward pass by why they ran: ``prefill`` (the prompt's head), ``denoise``,
+            ``store``, ``rebuild``.
     """
 
     step_id: int
@@ -236,6 +238,7 @@ class StepReport:
     step_time: float
     times: dict[str, float]
     finished: tuple[RequestOutput, ...]
+    rows_by_kind: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

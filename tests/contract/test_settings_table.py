@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from diffulex.config import ENGINE_SETTINGS, Config, ConfigError
+from diffulex.sampling_params import SamplingParams
 from diffulex.settings.defaults import MODEL_DEFAULTS
+from diffulex.settings.sections import ENGINE_SECTIONS
+from diffulex.settings.spec import settings_of
 from diffulex.settings.tables import main as tables_main
 from tests.support.configs import make_config
 
@@ -207,6 +210,16 @@ def test_the_public_names_and_defaults_are_frozen() -> None:
     found = {name: info.default for name, info in ENGINE_SETTINGS.items() if name != "decoding_thresholds"}
     assert found == PUBLIC
     assert all(type(found[name]) is type(PUBLIC[name]) for name in PUBLIC)
+
+
+def test_help_says_what_confidence_is_and_when_the_stall_guard_ends_a_request() -> None:
+    helps = {name: info.setting.help for name, info in settings_of(*ENGINE_SECTIONS, SamplingParams).items()}
+    for name in ("temperature", "accept_threshold"):
+        for words in ("softmax over the whole vocabulary", "temperature 1", "float32", "the lowest id"):
+            assert words in helps[name]
+        assert "unless it is the one the block is forced" in helps[name]
+    assert "Only the draw sees the temperature" in helps["temperature"]
+    assert "ends as stalled" in helps["auto_max_nfe_tpf_floor"]
 
 
 def test_choices_are_the_documented_ones() -> None:

@@ -56,6 +56,49 @@ def test_two_ranks_that_share_every_expert_decode_the_same_tokens_as_one() -> No
     assert generate(MOE, 2, "sdar_moe") == generate(MOE, 1, "sdar_moe")
 
 
+#: Checkpoint -> model name; one with experts runs always, the rest in the long run.
+FAMILIES = {
+    "sdar_moe/moe_norm_true": "sdar_moe",
+    "sdar/dense_b8_tied_mqa": "sdar",
+    "sdar_moe/moe_norm_false_mixed_layers": "sdar_moe",
+    "dream/gqa": "dream",
+    "dream_reasoner/gqa": "dream_reasoner",
+    "llada/mha": "llada",
+    "llada/gqa": "llada",
+    "fast_dllm_v2/bd8": "fast_dllm_v2",
+    "llada2_mini/grouped": "llada2_mini",
+    "llada2_mini/ungrouped": "llada2_mini",
+}
+
+
+@pytest.mark.parametrize(
+    "case", [name if not i else pytest.param(name, marks=pytest.mark.long) for i, name in enumerate(FAMILIES)]
+)
+def test_every_family_decodes_the_same_tokens_on_two_ranks(case: str) -> None:
+    folder = DATA / case
+    config = json.loads((folder / "config.json").read_text())
+    kv_heads = config.get("num_key_value_heads", config.get("n_kv_heads"))
+    if kv_heads is not None and kv_heads % 2:
+        with pytest.raises(ConfigError, match="KV heads"):
+            Diffulex(str(folder), model_name=FAMILIES[case], tensor_parallel_size=2)
+        return
+    prompts = [[5, 9, 11, 30, 7], [8] * 17]
+    tokens = []
+    for size in (1, 2):
+        with Diffulex(
+            str(folder),
+            model_name=FAMILIES[case],
+            decoding_strategy="multi_bd",
+            block_size=8,
+            page_size=8,
+            buffer_size=2,
+            tensor_parallel_size=size,
+        ) as llm:
+            outputs = llm.generate(prompts, SamplingParams(0.0, 24, ignore_eos=True)).trajectories
+            tokens.append([output.token_ids for output in outputs])
+    assert tokens[0] == tokens[1]
+
+
 @pytest.mark.long
 def test_b35_a_vocabulary_that_does_not_divide_is_padded(tmp_path: Path) -> None:
     folder = write_random_sdar(tmp_path, 101, num_key_value_heads=2)

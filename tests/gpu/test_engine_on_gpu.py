@@ -9,8 +9,10 @@ import pytest
 from diffulex import Diffulex, SamplingParams
 from diffulex_bench.answers import extract_strict, parse_number
 from diffulex_bench.tiny import bundled_model
-from tests.golden.cases import case_id, decode_cases
-from tests.golden.test_decode import checkpoint_of, is_engine_case, load_case
+from tests.e2e.test_tensor_parallel import FAMILIES
+from tests.golden.cases import DATA, case_id
+from tests.golden.mapping import checkpoint_of, engine_case
+from tests.golden.test_decode import OF_THE_ENGINE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,32 +20,40 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.gpu
 
 
-def engine_cases() -> list[Path]:
-    return [path for path in decode_cases() if path.parent.parent.name == "sdar"]
-
-
-@pytest.mark.parametrize("path", engine_cases(), ids=case_id)
+@pytest.mark.parametrize("path", OF_THE_ENGINE, ids=case_id)
 def test_float32_on_the_gpu_decodes_the_reference_tokens(path: Path, tmp_path: Path) -> None:
-    case = load_case(path)
-    if not is_engine_case(case):
-        pytest.skip(f"{case_id(path)} is a loop of its own")
-    params, prompt = case["params"], case["prompt_ids"][0]
-    tokens = {}
+    case = engine_case(path)
+    with Diffulex(
+        str(checkpoint_of(path, case.writes, tmp_path)),
+        **case.settings,
+        page_size=32,
+        device="cuda",
+        dtype="float32",
+    ) as llm:
+        sampling = SamplingParams(0.0, case.max_tokens, ignore_eos=not case.stop_ids)
+        output = llm.generate([case.prompt], sampling).trajectories[0]
+    end = case.limit if case.first_stop is None else case.first_stop
+    assert output.token_ids == case.output_ids[len(case.prompt) : end]
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_every_family_decodes_on_the_gpu_what_the_cpu_decodes(case: str) -> None:
+    tokens = []
     for device in ("cpu", "cuda"):
         with Diffulex(
-            str(checkpoint_of(path, case, tmp_path / device)),
-            model_name="sdar",
+            str(DATA / case),
+            model_name=FAMILIES[case],
+            decoding_strategy="multi_bd",
             device=device,
             dtype="float32",
-            block_size=params["block_length"],
-            page_size=32,
+            block_size=8,
+            page_size=8,
             buffer_size=2,
-            accept_threshold=params.get("confidence_threshold", 1.0),
         ) as llm:
-            sampling = SamplingParams(0.0, params["gen_length"], ignore_eos=True)
-            outputs = llm.generate([prompt, prompt[:5], prompt * 2], sampling).trajectories
-            tokens[device] = [output.token_ids for output in outputs]
-    assert tokens["cuda"] == tokens["cpu"]
+            prompts = [[5, 9, 11, 30, 7], [8] * 17]
+            outputs = llm.generate(prompts, SamplingParams(0.0, 24, ignore_eos=True)).trajectories
+            tokens.append([output.token_ids for output in outputs])
+    assert tokens[0] == tokens[1]
 
 
 def test_bfloat16_on_the_gpu_solves_the_problems_of_the_tiny_model() -> None:

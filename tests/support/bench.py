@@ -14,6 +14,7 @@ from diffulex_bench.records import SampleRecord, costs_of, sha256_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from diffulex.config import Config, ExplainRow
     from diffulex.sampling_params import SamplingParams
 
 
@@ -100,6 +101,12 @@ class FakeConfig:
     max_model_len: int = 2048
     model: str = "/models/toy"
     tokenizer_path: str | None = None
+    started: Config | None = None
+
+    def explain(self) -> list[ExplainRow]:
+        """Rows of the configuration that the engine was started with."""
+        assert self.started is not None
+        return self.started.explain()
 
     def as_dict(self) -> dict[str, Any]:
         return {"model": self.model, "max_model_len": self.max_model_len}
@@ -113,8 +120,14 @@ class FakeEngine:
     config: FakeConfig = field(default_factory=FakeConfig)
     tokenizer: CharTokenizer = field(default_factory=CharTokenizer)
     interrupt_after: int | None = None
+    interrupt: type[BaseException] | BaseException = KeyboardInterrupt
     seen: list[tuple[str, SamplingParams]] = field(default_factory=list)
     exited: bool = False
+
+    def start(self, config: Config) -> FakeEngine:
+        """The engine, having measured 77 pages."""
+        self.config.started = config.resolved(num_pages=77)
+        return self
 
     def generate(
         self,
@@ -130,7 +143,7 @@ class FakeEngine:
         outputs: dict[int, RequestOutput] = {}
         for index in reversed(range(len(prompts))):
             if self.interrupt_after is not None and len(self.seen) >= self.interrupt_after:
-                raise KeyboardInterrupt
+                raise self.interrupt
             text = self.tokenizer.decode(prompts[index], skip_special_tokens=False)
             params = sampling_params[index]
             self.seen.append((text, params))
@@ -149,7 +162,9 @@ class FakeEngine:
             )
             on_finish(index, outputs[index])
             if on_step is not None:
-                on_step(StepReport(index, 0, 0, 8, 4, 0.001, {}, ()))
+                times = {"schedule": 1.0, "prepare": 1.0, "forward": 6.0, "sample": 1.0, "post": 0.5}
+                rows = {"prefill": 6, "denoise": 1, "store": 1}
+                on_step(StepReport(index, 0, 0, 8, 4, 10.0, times, (), rows))
         return GenerationOutput([outputs[index] for index in range(len(prompts))], 0.1)
 
     def exit(self) -> None:

@@ -78,7 +78,7 @@ def run_with(
     console = Console(file=out, width=200)
     with RunLogs(console) as logs:
         outcome = run_benchmark(
-            BenchConfig.load([config_file]), logs, console=console, make_engine=lambda _: fake
+            BenchConfig.load([config_file]), logs, console=console, make_engine=fake.start
         )
     return outcome, fake, out.getvalue()
 

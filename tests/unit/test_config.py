@@ -11,7 +11,7 @@ import pytest
 from diffulex import config as config_module
 from diffulex.config import Config, ConfigError, DecodingThresholds
 from diffulex.utils.device import DeviceFacts
-from tests.support.configs import EOS_ID, MASK_ID, MAX_POSITION, VOCAB_SIZE, make_checkpoint, make_config
+from tests.support.configs import make_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -210,9 +210,25 @@ class TestThresholds:
         assert config.decoding_thresholds == thresholds
         assert config.add_block_threshold == 0.3
 
-    def test_a_flat_name_wins_over_the_object(self, checkpoint: Path) -> None:
-        config = make_config(checkpoint, decoding_thresholds={"accept_threshold": 0.6}, accept_threshold=0.9)
-        assert config.decoding_thresholds.accept_threshold == 0.9
+    @pytest.mark.parametrize(
+        "thresholds", [{"accept_threshold": 0.6}, DecodingThresholds(accept_threshold=0.6)]
+    )
+    def test_a_flat_name_that_contradicts_the_object_is_refused(
+        self, checkpoint: Path, thresholds: Any
+    ) -> None:
+        assert refused(checkpoint, decoding_thresholds=thresholds, accept_threshold=0.9) == (
+            "accept_threshold (0.9) and decoding_thresholds.accept_threshold (0.6) disagree; "
+            "keep accept_threshold",
+        )
+        config = make_config(checkpoint, decoding_thresholds=thresholds, accept_threshold=0.6)
+        assert config.accept_threshold == 0.6
+
+    def test_a_stability_threshold_works_with_the_naive_sampler(
+        self, checkpoint: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        config = make_config(checkpoint, buffer_size=2, token_stability_threshold=0.5)
+        assert config.decoding_thresholds.token_stability_threshold == 0.5
+        assert "token_stability_threshold" not in caplog.text
 
     def test_none_means_defaults(self, checkpoint: Path) -> None:
         assert make_config(checkpoint, decoding_thresholds=None).decoding_thresholds == DecodingThresholds()
@@ -223,6 +239,7 @@ class TestThresholds:
         assert changed.accept_threshold == 0.8
         again = dataclasses.replace(changed, accept_threshold=0.7)
         assert again.decoding_thresholds.accept_threshold == 0.7
+        assert dataclasses.replace(again) == again
 
     @pytest.mark.parametrize(
         ("given", "text"),
@@ -292,7 +309,7 @@ class TestWishes:
 
     @pytest.mark.usefixtures("no_gpu")
     def test_the_plain_values_may_be_written(self, checkpoint: Path) -> None:
-        config = make_config(checkpoint, **self.LOWERED, enforce_eager=True, enable_vectorized_sampler=True)
+        config = make_config(checkpoint, **self.LOWERED, enable_vectorized_sampler=True)
         assert config.explicit >= set(self.LOWERED)
         assert dataclasses.replace(config, **{}) == config
 
@@ -331,93 +348,6 @@ class TestWishes:
         monkeypatch.setattr(config_module, "device_facts", asked)
         assert len(refused(checkpoint, block_size=5)) == 1
         assert make_config(checkpoint, device="cpu").device == "cpu"
-
-
-class TestCheckpoint:
-    def test_its_facts_are_attributes(self, checkpoint: Path) -> None:
-        config = make_config(checkpoint)
-        assert config.mask_token_id == MASK_ID
-        assert config.eos_token_ids == (EOS_ID,)
-        assert config.vocab_limit == VOCAB_SIZE
-        assert config.hf_config["num_attention_heads"] == 4
-        assert config.checkpoint.path == checkpoint
-
-    def test_the_longest_sequence_is_lowered_to_what_it_can_take(
-        self, checkpoint: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        config = make_config(checkpoint, max_model_len=1024)
-        assert config.max_model_len == MAX_POSITION
-        assert "max_model_len 1024 is lowered to 512" in caplog.text
-        assert make_config(checkpoint, max_model_len=100).max_model_len == 100
-
-    def test_the_token_budget_is_compared_with_the_lowered_length(self, checkpoint: Path) -> None:
-        assert make_config(checkpoint, max_model_len=4096, max_num_batched_tokens=512).max_model_len == 512
-        assert refused(checkpoint, max_num_batched_tokens=511) == (
-            "max_num_batched_tokens (511) must be at least max_model_len (512); "
-            "raise it or lower max_model_len",
-        )
-
-    def test_a_written_mask_id_wins_with_a_warning_when_the_files_say_otherwise(
-        self, checkpoint: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        assert make_config(checkpoint, mask_token_id=4).mask_token_id == 4
-        assert "mask_token_id=4 is used although" in caplog.text
-        caplog.clear()
-        make_config(checkpoint, mask_token_id=MASK_ID)
-        assert "mask_token_id" not in caplog.text
-
-    def test_a_mask_id_outside_the_vocabulary_is_refused(self, checkpoint: Path) -> None:
-        (problem,) = refused(checkpoint, mask_token_id=151666)
-        assert problem.startswith("mask_token_id (151666) must be below the 16 ids of")
-
-    def test_a_checkpoint_that_names_no_mask_is_refused(self, tmp_path: Path) -> None:
-        folder = make_checkpoint(tmp_path, mask_token=None, mask_token_id=None, model_type="other")
-        (problem,) = refused(folder)
-        assert problem.startswith("mask_token_id stands nowhere in")
-        assert make_config(folder, mask_token_id=3).mask_token_id == 3
-
-    def test_a_missing_folder_is_reported_beside_other_faults(self, tmp_path: Path) -> None:
-        problems = refused(tmp_path / "none", block_size=5)
-        assert len(problems) == 2
-        assert problems[0].startswith("block_size must be one of")
-        assert "none' does not exist" in problems[1]
-
-    def test_a_folder_without_tokenizer_is_refused(self, tmp_path: Path) -> None:
-        folder = make_checkpoint(tmp_path)
-        (folder / "tokenizer.json").unlink()
-        (problem,) = refused(folder)
-        assert "tokenizer" in problem
-
-    def test_a_tokenizer_folder_of_its_own_is_read(self, tmp_path: Path, checkpoint: Path) -> None:
-        folder = make_checkpoint(tmp_path)
-        (folder / "tokenizer.json").unlink()
-        config = make_config(folder, tokenizer_path=str(checkpoint))
-        assert config.checkpoint.tokenizer_path == checkpoint
-
-    def test_a_default_block_size_that_training_did_not_use_is_warned_about(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        folder = make_checkpoint(tmp_path, block_size=4)
-        make_config(folder)
-        assert "was trained with 4" in caplog.text
-        caplog.clear()
-        make_config(folder, block_size=32)
-        make_config(folder, block_size=4)
-        assert "was trained with" not in caplog.text
-
-    def test_b35_ranks_that_do_not_divide_the_heads_are_refused_by_name(self, checkpoint: Path) -> None:
-        problems = refused(checkpoint, tensor_parallel_size=3)
-        assert any("must divide the 4 attention heads" in problem for problem in problems)
-
-    def test_b35_ranks_that_do_not_divide_the_kv_heads_are_refused_by_name(self, checkpoint: Path) -> None:
-        assert make_config(checkpoint, tensor_parallel_size=2).tensor_parallel_size == 2
-        (problem,) = refused(checkpoint, tensor_parallel_size=4)
-        assert "the 2 KV heads" in problem
-
-    def test_b35_head_counts_of_other_names_are_read_too(self, tmp_path: Path) -> None:
-        names = {"num_attention_heads": None, "num_key_value_heads": None, "n_heads": 5, "n_kv_heads": 1}
-        problems = refused(make_checkpoint(tmp_path, **names), tensor_parallel_size=2)
-        assert any("must divide the 5 attention heads" in problem for problem in problems)
 
 
 class TestFamilies:

@@ -138,3 +138,94 @@ def test_settings_are_read_without_torch_transformers_or_lm_eval():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def run_file(config_file, tmp_path):
+    """The ``config.yaml`` of a run in which the user wrote nothing about ``max_nfe``."""
+    path = tmp_path / "again" / "config.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(BenchConfig.load([config_file]).as_document(), sort_keys=False))
+    return path
+
+
+def changed(path, section, **values):
+    document = yaml.safe_load(path.read_text())
+    document[section] |= values
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def test_value_edited_in_the_file_of_a_run_counts_as_written(run_file):
+    changed(run_file, "eval", max_nfe=2, top_k=3)
+    changed(run_file, "engine", accept_threshold=0.8, enable_prefix_caching=False)
+    bench = BenchConfig.load([run_file])
+    assert (bench.eval.max_nfe, bench.eval.top_k) == (2, 3)
+    assert bench.engine_config.accept_threshold == 0.8
+    assert bench.engine_config.enable_prefix_caching is False
+    assert bench.explicit_eval >= {"max_nfe", "top_k"}
+    assert "max_tokens" not in bench.explicit_eval
+    assert origins(bench)["eval"]["max_nfe"].startswith(f"yaml {run_file}:")
+
+
+def test_value_that_is_not_a_default_but_derived_counts_as_written_once_edited(run_file):
+    document = yaml.safe_load(run_file.read_text())
+    derived = document["origins"]["values"]["engine"]
+    assert derived["device"] == document["engine"]["device"]
+    assert "device" not in BenchConfig.load([run_file]).engine_config.explicit
+    changed(run_file, "engine", dtype="bfloat16" if derived["dtype"] != "bfloat16" else "float16")
+    assert "dtype" in BenchConfig.load([run_file]).engine_config.explicit
+
+
+def test_override_flag_and_other_file_win_over_the_file_of_a_run(run_file, tmp_path):
+    assert BenchConfig.load([run_file], ["eval.max_nfe=3"]).eval.max_nfe == 3
+    flag = layer_of("eval", {"max_nfe": 4}, "flag --max-nfe")
+    assert BenchConfig.load([run_file], [], flag).eval.max_nfe == 4
+    other = tmp_path / "other.yaml"
+    other.write_text("eval: {max_nfe: 5}\n")
+    assert BenchConfig.load([run_file, other]).eval.max_nfe == 5
+
+
+def test_default_in_the_file_of_a_run_hides_no_value_of_an_earlier_file(run_file, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text("eval: {max_nfe: 5}\n")
+    assert BenchConfig.load([other, run_file]).eval.max_nfe == 5
+
+
+def test_value_without_an_origin_counts_as_written(run_file):
+    document = yaml.safe_load(run_file.read_text())
+    del document["origins"]["eval"]["max_tokens"]
+    run_file.write_text(yaml.safe_dump(document))
+    assert "max_tokens" in BenchConfig.load([run_file]).explicit_eval
+
+
+def test_default_that_was_another_one_when_the_run_was_made_is_kept(run_file):
+    document = yaml.safe_load(run_file.read_text())
+    document["eval"]["max_tokens"] = document["origins"]["values"]["eval"]["max_tokens"] = 128
+    run_file.write_text(yaml.safe_dump(document))
+    assert "max_tokens" not in BenchConfig.load([run_file]).explicit_eval
+    del document["origins"]["values"]["eval"]["max_tokens"]
+    run_file.write_text(yaml.safe_dump(document))
+    assert BenchConfig.load([run_file]).eval.max_tokens == 128
+
+
+def test_faults_of_a_file_of_values_and_of_the_task_name_are_reported_together(config_file):
+    text = config_file.read_text().replace("multi_bd", "foo").replace("gsm8k_diffulex", "gsm8k_difulex")
+    config_file.write_text(text + "  max_tokns: 5\n")
+    with pytest.raises(ConfigError) as caught:
+        BenchConfig.load([config_file])
+    named = "\n".join(caught.value.problems)
+    assert "max_tokns" in named
+    assert "decoding_strategy" in named
+    assert "there is no task 'gsm8k_difulex'; did you mean 'gsm8k_diffulex'?" in caught.value.problems
+
+
+def test_known_task_is_no_fault_beside_others(config_file):
+    config_file.write_text(config_file.read_text() + "  max_tokns: 5\n")
+    with pytest.raises(ConfigError) as caught:
+        BenchConfig.load([config_file])
+    assert len(caught.value.problems) == 1
+
+
+def test_misspelt_name_in_the_wrong_section_names_the_right_one(config_file):
+    with pytest.raises(ConfigError, match=r"temprature.*did you mean eval\.temperature\?"):
+        BenchConfig.load([config_file], ["engine.temprature=0.5"])

@@ -206,3 +206,40 @@ def test_help_loads_neither_torch_nor_lm_eval(command):
     assert done.stdout.splitlines()[-1] == "[]"
     for flag in ("--block-size", "--dataset-limit", "--no-save-results", "--accept-threshold", "--set"):
         assert flag in done.stdout
+
+
+@pytest.mark.usefixtures("never_run")
+def test_data_without_the_field_of_the_task_is_named_with_file_and_fields(config, capsys):
+    data = config.parent / "odd.jsonl"
+    data.write_text('{"question": "a", "ans": "b"}\n')
+    assert main(["--config", str(config), "--dataset-data-files", str(data)]) == 2
+    text = capsys.readouterr().err
+    for word in (str(data), "'answer'", "question, ans", "gsm8k_diffulex"):
+        assert word in text
+    assert "Traceback" not in text
+    data.write_text('{"q": "a", "answer": "#### 1"}\n')
+    assert main(["--config", str(config), "--dataset-data-files", str(data)]) == 2
+    assert "no field 'question'" in capsys.readouterr().err
+    assert not (config.parent / "out").exists()
+
+
+def test_failure_before_there_is_a_run_folder_is_told_without_traceback(config, monkeypatch, capsys):
+    def run(*_, **__):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("diffulex_bench.runner.run_benchmark", run)
+    monkeypatch.delenv(main_module.DEBUG_VARIABLE, raising=False)
+    assert main(["--config", str(config)]) == 1
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    assert "set DIFFULEX_DEBUG=1" in text
+    monkeypatch.setenv(main_module.DEBUG_VARIABLE, "1")
+    assert main(["--config", str(config)]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_help_lists_every_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = [line.split()[:1] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert all([name] in lines for name in main_module.COMMANDS)

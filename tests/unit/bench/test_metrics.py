@@ -105,3 +105,14 @@ def test_every_headline_number_is_defined_in_the_report():
         "unfilled",
     ):
         assert DEFINITIONS[name]
+
+
+def test_cached_and_forwarded_tokens_are_added_up():
+    one = make_output(tokens=10, num_cached_tokens=4, num_forward_tokens=50)
+    two = make_output(tokens=5, num_cached_tokens=1, num_forward_tokens=20)
+    costs = summarise_costs([make_record(one), make_record(two, doc_id=1)])
+    assert costs.tokens_cached == 5
+    assert costs.tokens_forwarded == 70
+    # Prompts of 5 tokens; 11 and 6 positions were decoded.
+    assert costs.tokens_recomputed == (50 - 1 - 11) + (20 - 4 - 6)
+    assert costs.forwarded_per_token == pytest.approx(70 / 15)

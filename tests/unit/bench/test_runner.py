@@ -160,3 +160,24 @@ def test_chat_template_that_is_missing_is_told_before_tasks_load(tmp_path):
     bench = BenchConfig.load([make_settings(tmp_path, apply_chat_template=True)])
     with pytest.raises(ValueError, match="has no chat template"):
         bench.check_chat_template()
+
+
+def test_terminated_run_keeps_what_was_finished_and_ends_with_143(tmp_path):
+    outcome, engine, text = run_with(
+        make_settings(tmp_path), gold_answer, interrupt_after=4, interrupt=SystemExit(143)
+    )
+    assert (outcome.exit_code, engine.exited) == (143, True)
+    assert len(read_records(outcome.folder / "samples_gsm8k_diffulex.jsonl")) == 4
+    found = results_of(outcome)
+    assert (found["status"], found["reason"]) == ("partial", "terminated by SIGTERM")
+    assert "4 of 6" in text
+
+
+def test_written_configuration_holds_what_the_engine_measured_and_the_origins(tmp_path):
+    outcome, _, _ = run_with(make_settings(tmp_path), gold_answer)
+    document = yaml.safe_load((outcome.folder / "config.yaml").read_text())
+    assert document["engine"]["num_pages"] == 77
+    assert document["origins"]["engine"]["num_pages"] == "measured at start"
+    assert document["origins"]["engine"]["model_path"].startswith("yaml ")
+    again = BenchConfig.load([outcome.folder / "config.yaml"])
+    assert "num_pages" not in again.engine_config.explicit

@@ -143,7 +143,8 @@ def test_help_lists_default_choices_and_bounds(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         parser().parse_args(["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "--block-size {4,8,16,32,256} Tokens in one diffusion block. Default 32." in text
+    assert "--block-size {4,8,16,32,256} Tokens in one diffusion block; unset, " in text
+    assert "or its family says so. Default 32." in text
     assert "Default 0.9; above 0 and at most 1." in text
     assert "--model-path TEXT, --model TEXT Local folder of the checkpoint. Required." in text
     assert "Share of 100 % of the set. Default unset; at least 1." in text

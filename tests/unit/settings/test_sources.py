@@ -216,8 +216,87 @@ def test_mappings_merge_key_by_key_and_overrides_reach_inside(tmp_path: Path) ->
     )
     assert layer.values["engine"] == {
         "profiler_config": {"run_id": "a", "schedule": {"active": 3}},
-        "decoding_thresholds": {"accept_threshold": 0.5, "edit_threshold": 0.25},
+        "accept_threshold": 0.5,
+        "edit_threshold": 0.25,
     }
+
+
+NESTED = "engine:\n  decoding_thresholds:\n    semi_complete_threshold: 0.8\n    accept_threshold: 0.9\n"
+
+
+def test_a_nested_threshold_comes_with_the_line_of_its_own_key(tmp_path: Path) -> None:
+    layer = load(tmp_path, NESTED, "engine.decoding_thresholds.edit_threshold=0.25")
+    assert layer.origins["engine"] == {
+        "semi_complete_threshold": f"yaml {tmp_path}/run.yaml:3",
+        "accept_threshold": f"yaml {tmp_path}/run.yaml:4",
+        "edit_threshold": "--set engine.decoding_thresholds.edit_threshold=0.25",
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("accept_threshold: 1.5", "run.yaml:4: accept_threshold must be at least 0 and at most 1, got 1.5"),
+        ("accept_threshold: x", "run.yaml:4: accept_threshold must be a finite number, got 'x'"),
+        (
+            "accept_treshold: 0.5",
+            "run.yaml:4: decoding_thresholds: unknown setting 'accept_treshold'; did you mean 'accept_thr",
+        ),
+    ],
+)
+def test_a_faulty_nested_threshold_is_reported_with_the_line_of_its_own_key(
+    tmp_path: Path, line: str, fault: str
+) -> None:
+    text = f"engine:\n  decoding_thresholds:\n    semi_complete_threshold: 0.8\n    {line}\n"
+    (found,) = faults(tmp_path, text)
+    assert found.startswith(fault)
+
+
+def test_a_flat_and_a_nested_threshold_of_one_file_must_not_disagree(tmp_path: Path) -> None:
+    assert faults(tmp_path, f"{NESTED}  accept_threshold: 0.5\n") == [
+        "run.yaml:5: accept_threshold (0.5) and decoding_thresholds.accept_threshold (0.9) disagree; "
+        "keep accept_threshold"
+    ]
+    assert load(tmp_path, f"{NESTED}  accept_threshold: 0.9\n").values["engine"] == {
+        "semi_complete_threshold": 0.8,
+        "accept_threshold": 0.9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "overrides", "value", "origin"),
+    [
+        ([NESTED], ["engine.accept_threshold=0.5"], 0.5, "--set engine.accept_threshold=0.5"),
+        (
+            ["engine:\n  accept_threshold: 0.5\n"],
+            ["engine.decoding_thresholds.accept_threshold=0.9"],
+            0.9,
+            "--set engine.decoding_thresholds.accept_threshold=0.9",
+        ),
+        ([NESTED, "engine:\n  accept_threshold: 0.5\n"], [], 0.5, "yaml 1.yaml:2"),
+        (["engine:\n  accept_threshold: 0.5\n", NESTED], [], 0.9, "yaml 1.yaml:4"),
+    ],
+)
+def test_the_later_of_two_sources_decides_a_threshold_in_either_form(
+    tmp_path: Path, texts: list[str], overrides: list[str], value: float, origin: str
+) -> None:
+    paths = [write(tmp_path, text, f"{number}.yaml") for number, text in enumerate(texts)]
+    layer = load_yaml(paths, overrides, SECTIONS)
+    assert layer.values["engine"]["accept_threshold"] == value
+    assert layer.origins["engine"]["accept_threshold"].replace(f"{tmp_path}/", "") == origin
+
+
+def test_a_flag_wins_over_a_nested_threshold_of_a_file(tmp_path: Path) -> None:
+    merged = merge(
+        load(tmp_path, NESTED), layer_of("engine", {"accept_threshold": 0.5}, "flag --accept-threshold")
+    )
+    assert merged.values["engine"]["accept_threshold"] == 0.5
+    assert "decoding_thresholds" not in merged.values["engine"]
+
+
+def test_values_may_refer_to_a_nested_threshold(tmp_path: Path) -> None:
+    text = f"{NESTED}  add_block_threshold: ${{engine.decoding_thresholds.accept_threshold}}\n"
+    assert load(tmp_path, text).values["engine"]["add_block_threshold"] == 0.9
 
 
 def test_old_names_work_with_one_deprecation_line_each(
