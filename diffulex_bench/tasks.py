@@ -75,9 +75,9 @@ def load_tasks(bench: BenchConfig) -> LoadedTasks:
             loaded = manager.load([name])
         except BenchError:
             raise
-        except (jinja2.UndefinedError, KeyError) as error:
+        except jinja2.UndefinedError as error:
             raise rules.missing_field(error) or _unloadable(name, error) from error
-        except (ImportError, ValueError, TypeError, OSError, AttributeError) as error:
+        except (ImportError, KeyError, ValueError, TypeError, OSError, AttributeError) as error:
             raise _unloadable(name, error) from error
         groups = loaded.get("groups", {})
         specs += [groups[name]] if name in groups else [*loaded["tasks"].values()]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import closing
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
@@ -47,44 +45,52 @@ class PortInUseError(ValueError):
     """The port that the user wrote is taken."""
 
 
-def choose_port(settings: GroupSettings) -> int:
-    """``master_port``, or a free port when it is taken and the user did not write it.
+#: Where the ranks of this process's group meet; the process of rank 0 listens, the others connect.
+_store: Any = None
+
+
+def open_meeting_place(settings: GroupSettings) -> int:
+    """Listens at ``master_port``, or at a free port when it is taken and the user did not write it.
+
+    Called by the process of rank 0 before it starts the others, so that nobody can take the port in between.
+
+    Returns:
+        The port.
 
     Raises:
         PortInUseError: the port is taken and the user wrote it.
+        RuntimeError: this process already belongs to a group.
     """
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        try:
-            probe.bind(("", settings.master_port))
-        except OSError:
-            if "master_port" in settings.explicit:
-                raise PortInUseError(
-                    f"master_port {settings.master_port} is in use; write another one or leave it unset to "
-                    "take a free one"
-                ) from None
-        else:
-            return settings.master_port
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    global _store
+    if dist.is_initialized():
+        raise RuntimeError(
+            "another tensor-parallel engine runs in this process; exit() it first or use another process"
+        )
+    try:
+        _store = _make_store(settings, settings.master_port, listens=True)
+    except RuntimeError as error:
+        if "master_port" in settings.explicit:
+            raise PortInUseError(
+                f"master_port {settings.master_port} is in use; write another one or leave it unset "
+                "to take a free one"
+            ) from error
+        _store = _make_store(settings, 0, listens=True)
+    port: int = _store.port
+    return port
 
 
 def start_group(settings: GroupSettings, rank: int) -> ParallelState:
     """Joins the group of the model as `rank`; returns once all ranks are there.
 
     Raises:
-        RuntimeError: this process already belongs to a group, or a rank does not come in time.
+        RuntimeError: a rank does not come in time.
     """
     if settings.tensor_parallel_size == 1:
         return SINGLE
-    if dist.is_initialized():
-        raise RuntimeError(
-            "another tensor-parallel engine runs in this process; exit() it first or use another process"
-        )
+    store = _store if rank == 0 else _make_store(settings, settings.master_port, listens=False)
     dist.init_process_group(
         settings.distributed_backend,
-        init_method=f"tcp://{settings.master_addr}:{settings.master_port}",
+        store=store,
         world_size=settings.tensor_parallel_size,
         rank=rank,
         timeout=timedelta(seconds=settings.distributed_timeout_seconds),
@@ -92,7 +98,27 @@ def start_group(settings: GroupSettings, rank: int) -> ParallelState:
     return ParallelState(settings.tensor_parallel_size, rank)
 
 
+def _make_store(settings: GroupSettings, port: int, *, listens: bool) -> Any:
+    # Public, but torch's type stubs do not list it.
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        settings.master_addr,
+        port,
+        settings.tensor_parallel_size,
+        is_master=listens,
+        timeout=timedelta(seconds=settings.distributed_timeout_seconds),
+        wait_for_workers=False,
+    )
+
+
 def stop_group(parallel: ParallelState) -> None:
-    """Leaves the group; does nothing at size 1."""
-    if parallel.size > 1 and dist.is_initialized():
-        dist.destroy_process_group()
+    """Leaves the group and the place where it met; does nothing at size 1."""
+    if parallel.size > 1:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        close_meeting_place()
+
+
+def close_meeting_place() -> None:
+    """Frees the port."""
+    global _store
+    _store = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from diffulex.attention.cache_layout import DistinctLayout
-from diffulex.distributed.launch import choose_port
+from diffulex.distributed.launch import close_meeting_place, open_meeting_place
 from diffulex.engine.model_runner import AutoModelRunner, MultiBlockModelRunnerTemplate
 from diffulex.engine.scheduler import AutoScheduler, MultiBlockSchedulerTemplate
 from diffulex.engine.worker import Workers
@@ -33,14 +33,19 @@ def make_runner(config: Config) -> MultiBlockModelRunnerTemplate:
     if config.tensor_parallel_size == 1:
         return runner_class(config, 0, [])
     check_division(config, config.tensor_parallel_size)
-    config = config.resolved(master_port=choose_port(config))
-    workers = Workers(config, runner_class.__module__)
+    config = config.resolved(master_port=open_meeting_place(config))
+    try:
+        workers = Workers(config, runner_class.__module__)
+    except BaseException:
+        close_meeting_place()
+        raise
     try:
         workers.wait_until_joining()
         runner = runner_class(config, 0, workers.event)
     except BaseException as error:
         failure = workers.failure(error) if isinstance(error, RuntimeError) else error
         workers.stop()
+        close_meeting_place()
         raise failure from error
     runner.workers = workers
     return runner

@@ -57,8 +57,8 @@ class StepPlan:
     def rows_by_kind(self) -> dict[str, int]:
         """Rows of the forward by purpose; purposes without rows are left out.
 
-        Rows of the prompt's head are ``prefill`` also where they share a span with rows that are denoised, and
-        ``rebuild`` once the request has lost its pages.
+        Rows of the prompt's head are ``prefill`` also where they share a span with rows that are denoised,
+        and ``rebuild`` once the request has lost its pages.
         """
         rows: dict[str, int] = {}
         for span in self.spans:

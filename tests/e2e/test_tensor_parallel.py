@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from diffulex import Diffulex, SamplingParams
 from diffulex.config import ConfigError
-from diffulex.distributed.launch import PortInUseError, choose_port
+from diffulex.distributed.launch import PortInUseError
 from diffulex.engine.worker import WorkerError
 from tests.golden.cases import DATA
 from tests.support.checkpoints import write_random_sdar
@@ -120,22 +120,22 @@ def test_b35_heads_that_do_not_divide_are_refused_by_name_before_anything_starts
 
 
 def test_b36_a_port_in_use_is_replaced_or_named() -> None:
-    class Settings:
-        tensor_parallel_size, distributed_backend, distributed_timeout_seconds = 2, "gloo", 60
-        master_addr = "localhost"
-        explicit: frozenset[str] = frozenset()
-
-        def __init__(self, port: int) -> None:
-            self.master_port = port
-
     with closing(socket.socket()) as taken:
         taken.bind(("", 0))
         taken.listen()
-        settings = Settings(taken.getsockname()[1])
-        assert choose_port(settings) != settings.master_port
-        settings.explicit = frozenset({"master_port"})
-        with pytest.raises(PortInUseError, match=str(settings.master_port)):
-            choose_port(settings)
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=f"master_port {port} is in use"):
+            generate(DENSE, 2, master_port=port)
+    assert children() == []
+
+
+def test_b36_two_engines_of_two_processes_take_different_ports_by_default() -> None:
+    with closing(socket.socket()) as taken:
+        # Nobody may have the default port now, or it is the other engine's.
+        with suppress(OSError):
+            taken.bind(("", 2333))
+            taken.listen()
+        assert generate(DENSE, 2) == generate(DENSE, 1)
 
 
 def test_b36_one_device_needs_no_second_rank_by_default() -> None:

@@ -176,3 +176,11 @@ def test_a_manager_needs_the_number_of_pages(stub: str) -> None:
     config = table_harness(stub, table({})).config
     with pytest.raises(ValueError, match="num_pages must be decided"):
         KVCacheManagerBase(type(config)(**{**config.as_dict(), "num_pages": -1}))
+
+
+def test_pages_of_other_models_strategies_and_sizes_have_other_digests(stub: str) -> None:
+    base = hash_harness(stub).scheduler.kv_cache_manager
+    req = hash_harness(stub).add(PROMPT)
+    others = [hash_harness(stub, block_size=8, page_size=8), hash_harness(stub, page_size=16)]
+    digests = {manager._salt(req) for manager in (base, *(one.scheduler.kv_cache_manager for one in others))}
+    assert len(digests) == 3
