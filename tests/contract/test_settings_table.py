@@ -13,7 +13,6 @@ import pytest
 from diffulex.config import ENGINE_SETTINGS, Config, ConfigError
 from diffulex.sampling_params import SamplingParams
 from diffulex.settings.defaults import MODEL_DEFAULTS
-from diffulex.settings.sections import ENGINE_SECTIONS
 from diffulex.settings.spec import settings_of
 from diffulex.settings.tables import main as tables_main
 from tests.support.configs import make_config
@@ -213,7 +212,8 @@ def test_the_public_names_and_defaults_are_frozen() -> None:
 
 
 def test_help_says_what_confidence_is_and_when_the_stall_guard_ends_a_request() -> None:
-    helps = {name: info.setting.help for name, info in settings_of(*ENGINE_SECTIONS, SamplingParams).items()}
+    infos = {**settings_of(SamplingParams), **ENGINE_SETTINGS}
+    helps = {name: info.setting.help for name, info in infos.items()}
     for name in ("temperature", "accept_threshold"):
         for words in ("softmax over the whole vocabulary", "temperature 1", "float32", "the lowest id"):
             assert words in helps[name]
