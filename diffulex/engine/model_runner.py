@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -97,6 +98,7 @@ class ModelRunnerBase:
             config,
             self.device,
             self.dtype,
+            show_progress=self.rank == 0 and sys.stderr.isatty(),
             parallel=self.parallel,
             adapter=read_adapter(config.lora_path) if config.use_lora else None,
             merge_adapter=config.pre_merge_lora,
