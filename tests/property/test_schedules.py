@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.schedules import EOS_IDS, MASK_ID, VOCAB, Schedule, expected, run_schedule, schedules
@@ -14,6 +14,10 @@ from tests.support.engines import Harness, Twist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+#: These are quick, so that each test plays many schedules also in the short run.
+many = settings(max_examples=max(700, settings.default.max_examples))
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,7 @@ def harness_for(schedule: Schedule, stub: str, **changes: Any) -> Harness:
     return Harness(model=stub, **schedule.settings(**changes))
 
 
+@many
 @given(schedule=schedules())
 def test_answers_equal_the_reference_and_invariants_hold_after_every_step(
     schedule: Schedule, stub: str
@@ -53,6 +58,7 @@ def test_answers_equal_the_reference_and_invariants_hold_after_every_step(
         assert req.num_prompt + len(req.output_ids()) <= schedule.max_model_len
 
 
+@many
 @given(schedule=schedules(switches=True, aborts=False))
 def test_switching_accelerations_off_costs_forwards_but_no_tokens(schedule: Schedule, stub: str) -> None:
     harness = harness_for(schedule, stub)
@@ -66,6 +72,7 @@ def test_switching_accelerations_off_costs_forwards_but_no_tokens(schedule: Sche
         assert other.nfe.denoise <= req.nfe.denoise
 
 
+@many
 @given(schedule=schedules(aborts=False), data=st.data())
 def test_cache_pages_order_and_batch_size_change_nothing(
     schedule: Schedule, stub: str, data: st.DataObject
