@@ -14,7 +14,7 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("short", max_examples=100, derandomize=True, **_COMMON)
-settings.register_profile("long", max_examples=3500, **_COMMON)
+settings.register_profile("long", max_examples=1000, **_COMMON)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
